@@ -83,13 +83,7 @@ lowest: .venv-lowest/tools
 sanitize: .venv-sanitize/tools
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(SANITIZED)/python -m pytest -q -p no:cacheprovider -m "not slow and not cluster" \
-	  tests/test_solver.py tests/test_engine.py tests/test_predictor.py tests/test_shards.py \
-	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
-	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
-	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
-	  tests/test_weights.py tests/test_pair_weights.py tests/test_allowed.py tests/test_dense.py \
-	  tests/test_dense_l1.py tests/test_dense_refining.py tests/test_mapped_files.py
+	$(SANITIZED)/python -m pytest -q -p no:cacheprovider -m "native and not slow and not cluster"
 
 # Tries mutated models, data files and requests under the same sanitizers; keeps faults in build/fuzz.
 SECONDS ?= 600

@@ -10,15 +10,10 @@ are CPU times of one thread; sets take turns with all labels, and the best of se
 - new set: one row at a time, each with a new set, as over HTTP, median;
 - per row: all rows at once, each with its own set (small sets only);
 - within: the same, with all sets drawn from 5 % of the labels, so that one copy of these serves all
-  rows; the copy was made before.
-
-All of it is measured when a large model has copied its weights by label, and how long that takes is
-printed.
+  rows.
 
 Bounds: at most 1.1 with all but 1 %, in a batch and one row at a time; in a batch at most 0.35 with
-1 % and fewer, and 0.7 if each row has its own set within 5 %. For the generated model also, with a
-set for each row, at most 0.15 with 10 labels and 0.45 with 100 in a batch, and 0.7 and 0.8 one row
-at a time, most of which is the call itself.
+1 % and fewer, and 0.7 if each row has its own set within 5 %.
 """
 
 from __future__ import annotations
@@ -37,16 +32,11 @@ import scipy.sparse as sp
 import data
 import large_model
 from dismec import Model, open_model, train
-from dismec.model import by_label
 from dismec.model.allowed import Allowed
 from machine import print_heading
 
 MOST_ALLOWED = 1.1
 FEW_ALLOWED = {"batch": 0.35, "within": 0.7}
-BY_LABEL = {
-    "100 labels": {"per row": 0.45, "one row": 0.8, "new set": 0.8},
-    "10 labels": {"per row": 0.15, "one row": 0.7, "new set": 0.7},
-}
 SINGLE_ROWS = 60
 
 
@@ -71,26 +61,10 @@ def sets_of_rows(model: Model, sets: list[np.ndarray]) -> Allowed:
     return model.allowed_labels(sp.csr_array((ones, np.concatenate(sets), indptr), shape=shape))
 
 
-def copy_by_label(model: Model, X: sp.csr_array, rng: np.random.Generator) -> bool:
-    """Rank rows with few labels each until weights are copied by label; False if they are not."""
-    longest = 0.0
-    for _ in range(1 + by_label.MANY_ROWS // X.shape[0]):
-        some = [np.unique(rng.integers(0, model.n_labels, 20)) for _ in range(X.shape[0])]
-        allowed = sets_of_rows(model, some)
-        longest = max(longest, seconds(model.predict_topk, X, threads=1, allowed=allowed))
-    weights: by_label.WeightsByLabel = model._orders._by_label
-    if weights.copy_for(model.select_labels([0])) is None:
-        return False
-    size = weights.n_bytes / 2**20
-    print(f"{model.nnz:,} weights by label: {size:,.0f} MiB, at most {longest:.2f} s to copy them")
-    return True
-
-
 def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]:
     """Print the table of a model and return the bounds that were missed."""
     rng = np.random.default_rng(0)
     n = model.n_labels
-    copied = copy_by_label(model, X, rng)
     singles = [X[[i]] for i in range(min(SINGLE_ROWS, X.shape[0]))]
     batch = partial(seconds, model.predict_topk, X, threads=1)
     missed = []
@@ -144,11 +118,6 @@ def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]
             f"{name}: {what}: more than {most} of the time with all labels ({how})"
             for how, most in FEW_ALLOWED.items()
             if few and ratios[how] > most
-        ]
-        missed += [
-            f"{name}: {what} take more than {most} of the time ({how})"
-            for how, most in (BY_LABEL.get(what, {}) if copied else {}).items()
-            if ratios[how] > most
         ]
     print(f"all labels: {best['all'] / X.shape[0] * 1e3:.3f} ms per row in a batch, ", end="")
     print(f"{best['one of all'] * 1e3:.3f} ms for one row\n")

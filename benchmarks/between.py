@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import data
 from dismec import Model, TrainingParams
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)

@@ -18,7 +18,7 @@ import time
 import data
 from dismec.measure.probabilities import f1_scores
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)

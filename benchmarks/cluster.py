@@ -93,7 +93,7 @@ def main() -> int:
         dismec.save_data(dataset, source)
         for _ in range(args.repeats):
             here.append(train_seconds(dataset, threads=2))
-            there.append(train_seconds(dataset, client=client, source=source))
+            there.append(train_seconds(dataset, cluster=client, source=source))
         overhead = task_seconds(client)
     best = reports.found[there.index(min(there))]
     print(f"{args.set}, best of {args.repeats}")

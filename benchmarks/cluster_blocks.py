@@ -63,7 +63,7 @@ def train(client: Client, n_labels: int, rows: int = 300) -> tuple[float, float]
         dismec.save_data(dismec.Dataset(X, Y), source)
         params = dismec.TrainingParams(block_size=1)
         model = Path(folder) / "model"
-        dismec.train(X, Y, model, params, client=client, source=source, progress=note)
+        dismec.train(X, Y, model, params, cluster=client, source=source, progress=note)
     (first, *begin), (last, *end) = times[1], times[-1]
     cpu, wall = ((b - a) / (last - first) for a, b in zip(begin, end, strict=True))
     return cpu, wall

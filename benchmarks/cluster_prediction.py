@@ -1,9 +1,8 @@
 """Prediction on two workers with one thread each, against two threads of one process.
 
 Batch: all test rows, k = 5, best of several alternating runs; ranked by score, and in other ways
-(rare labels higher, among 100 labels, all labels above a threshold, explanations). Served: the
-latency of requests with one row, one at a time and over eight connections. Ranking by score is
-measured with the model in one shard, which both workers hold, and cut into shards of 500
+(rare labels higher, among 100 labels, all labels above a threshold, explanations). Ranking by score
+is measured with the model in one shard, which both workers hold, and cut into shards of 500
 classifiers, of which each worker holds half; everything else with the latter.
 Exits with 1 if an answer differs from that of one machine.
 """
@@ -11,13 +10,9 @@ Exits with 1 if an answer differs from that of one machine.
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -113,50 +108,10 @@ def compare_ways(path: Path, X: Any, file: Path, rounds: int) -> bool:
     return same
 
 
-def ask(port: int, bodies: list[bytes], seconds: float, times: list[float]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    end = time.perf_counter() + seconds
-    for i in range(1_000_000):
-        begin = time.perf_counter()
-        if begin > end:
-            break
-        connection.request("POST", "/predict", bodies[i % len(bodies)])
-        response = connection.getresponse()
-        response.read()
-        assert response.status == 200, response.status
-        times.append(time.perf_counter() - begin)
-    connection.close()
-
-
-def serve(path: Path, bodies: list[bytes], seconds: float, *options: str) -> None:
-    """Print the rate and latency of a server."""
-    command = [sys.executable, "-m", "dismec", "serve", str(path), "--port", "0", *options]
-    env = {key: value for key, value in os.environ.items() if key != "DISMEC_TOKEN"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline().rsplit(":", 1)[1])
-        ask(port, bodies, 1.0, [])
-        for connections in (1, 8):
-            times: list[float] = []
-            threads = [
-                threading.Thread(target=ask, args=(port, bodies, seconds, times))
-                for _ in range(connections)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            p50, p99 = 1e3 * np.percentile(times, [50, 99])
-            what = "cluster" if options else "here"
-            print(f"{what:8} {connections:11} {len(times) / seconds:10.0f} {p50:7.2f} {p99:7.2f}")
-        process.terminate()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=data.SETS, default="eurlex-4k")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5, help="per number of connections")
     args = parser.parse_args()
     print_heading("distributed")
     train, test = data.load(args.set), data.load(args.set, "test")
@@ -173,16 +128,6 @@ def main() -> int:
             same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]
             print(f"\n{'total ms':20} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
             same.append(compare_ways(folder / "cut", X, file, args.rounds))
-            bodies = []
-            for i in range(500):
-                row = slice(X.indptr[i], X.indptr[i + 1])
-                pairs = zip(X.indices[row].tolist(), X.data[row].tolist(), strict=True)
-                bodies.append(json.dumps({"features": list(pairs), "k": K}).encode())
-            print(
-                f"\n{'served':8} {'connections':>11} {'requests/s':>10} {'p50 ms':>7} {'p99 ms':>7}"
-            )
-            serve(folder / "cut", bodies, args.seconds)
-            serve(folder / "cut", bodies, args.seconds, "--cluster", str(file))
     return 0 if all(same) else 1
 
 

@@ -1,6 +1,6 @@
 """`dismec compare` on the real sets, as tables for the docs; exits with 1 if a bound is missed.
 
-The systems of `dismec.baselines` must reach their published P@1, minus 1.5 points, on Eurlex-4K and
+The systems of `dismec.compare` must reach their published P@1, minus 1.5 points, on Eurlex-4K and
 bibtex; RobustXML, for which no such figures were published, must beat LEML. LPSR's published
 figures are compared with `lpsr-ovr`: on small sets they most likely used a one-vs-rest base.
 
@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import data
-from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
-from dismec.compare.rows import Pair, pair_of_texts
+from dismec.compare.comparison import SYSTEMS, Comparison, Pair, check_systems, pair_of_texts
+from dismec.data.texts import Texts
 from dismec.report.comparison import accuracy_rows, cost_rows, failures, notes, write_comparison
-from dismec.training.texts import Texts
 from machine import print_heading
 from training import default_peers
 

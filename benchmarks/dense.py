@@ -28,7 +28,7 @@ import scipy.sparse as sp
 
 import dismec
 from dismec.features.transform import Transform
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 from machine import print_heading
 from text import indicator, vocabulary_of
 from text_pipelines import load
@@ -41,7 +41,7 @@ COMPONENTS = 256
 OURS = """
 import json, sys, time
 import numpy as np, scipy.sparse as sp
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 E, Y = np.load("E.npy", mmap_mode="r"), sp.load_npz("Y.npz")
 begin = time.process_time()
 model = fit([np.asarray(E)], Y, threads=1)

@@ -32,8 +32,8 @@ import scipy.sparse as sp
 from dismec import Model, open_model
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
-from dismec.model.parts import LabelTable, Parts
 from dismec.model.shards import Shard, pack
+from dismec.model.sidecar_files import LabelTable, Parts
 from machine import print_heading
 
 CHUNK = 10_000  # labels generated at a time
@@ -144,7 +144,7 @@ def make_model(rng: np.random.Generator, world: World, path: Path) -> None:
     parts = Parts(LabelTable(np.ones(world.n_labels, np.int64)))
     shards = list(pack(blocks, world.n_features, "float16"))
     del blocks
-    Model(manifest, transform, parts, shards).save(path)
+    Model.from_shards(manifest, transform, parts, shards).save(path)
 
 
 def lists(shards: list[Shard], row: sp.csr_array) -> Iterator[np.ndarray]:
@@ -191,7 +191,7 @@ def touch(path: Path, rows: Path) -> None:
     X = sp.csr_array(sp.load_npz(rows))[:20]
     transform = Transform(1)
     about = Manifest(1, 1, 1, {}, transform.to_dict(), "", "")
-    any_model = Model(about, transform, Parts(LabelTable(np.ones(1))), [])
+    any_model = Model.from_shards(about, transform, Parts(LabelTable(np.ones(1))), [])
     any_model.predict_topk(np.ones((1, 1)))  # loads what the first prediction of any model loads
     own, _ = resident()
     begin = time.perf_counter()

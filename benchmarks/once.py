@@ -31,11 +31,10 @@ from dismec.data.names import check_names, load_names
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import commit, make_directory, read_manifest, tidy
-from dismec.model.journal import Journal, make_journal
-from dismec.model.manifest import BlockReceipt, Manifest
-from dismec.model.parts import LabelTable, Parts, read_parts, write_parts
+from dismec.model.manifest import BlockReceipt, Journal, Manifest, make_journal
+from dismec.model.sidecar_files import LabelTable, Parts, read_parts, write_parts
 from dismec.solve.block import Block, BlockStats
-from dismec.solve.blocks import BlockCutter, EqualLabels, cut, effort
+from dismec.solve.partition import BlockCutter, EqualLabels, cut, effort
 from dismec.solve.weight_counts import BINS
 from machine import print_heading
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
 from machine import print_heading
 
 MORE_THREADS = 8
@@ -40,23 +40,23 @@ class Run:
 
 
 def solve(problem: Problem, label: int, threads: int) -> Run:
-    team = Team()
-    known = team.calls
-    helpers = [threading.Thread(target=team.help, args=(known,)) for _ in range(threads - 1)]
+    sharing = WorkSharing()
+    known = sharing.calls
+    helpers = [threading.Thread(target=sharing.help, args=(known,)) for _ in range(threads - 1)]
     for helper in helpers:
         helper.start()
     try:
-        solver = LabelSolver(problem, SolverParams(), Cancel(), team=team)
+        solver = LabelSolver(problem, SolverParams(), Cancel(), sharing=sharing)
         begin = time.perf_counter()
         found = solver.solve(np.array([label]), drain=True)
         seconds = time.perf_counter() - begin
     finally:
-        team.call_back()
+        sharing.call_back()
         for helper in helpers:
             helper.join()
     return Run(
         seconds,
-        seconds - team.seconds,
+        seconds - sharing.seconds,
         found.weights.indices.tobytes() + found.weights.data.tobytes(),
         int(found.set_size[0]),
         int(found.passes[0]),

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from dismec import train_text
-from dismec.data.prediction_formats import FORMATS
-from dismec.data.synthetic_text import generate_text, write_text
+from dismec.cli.output import FORMATS
+from dismec.data.synthetic import generate_text, write_text
 from machine import print_heading
 
 # VmHWM instead of ru_maxrss, which starts at the peak of the parent process.

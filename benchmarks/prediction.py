@@ -8,7 +8,7 @@ loaded for prediction only, which is its fast path, with its default beam.
 
 Bounds: in a batch, dismec is faster than its peers by the factors in TIMES_FASTER; on Eurlex-4K one
 row at a time takes at most 0.1 ms more than in a batch, and less than with PLT; two threads are 1.8
-times as fast as one. A weight takes at most 4.6 bytes on disk in float16 and 3.3 in int8, and P@k
+times as fast as one. A weight takes at most 4.6 bytes on disk in float16 and 3.3 in float8, and P@k
 and PSP@k are within 0.05 and 0.1 of those of float32.
 """
 
@@ -50,8 +50,8 @@ TIMES_FASTER = {
 }
 SINGLE_ABOVE_BATCH = 0.1e-3  # seconds
 THREADS_RATIO = 1.8
-BYTES = {"float16": 4.6, "int8": 3.3}
-NEAR = {"float16": 0.05, "int8": 0.1}  # percent
+BYTES = {"float16": 4.6, "float8": 3.3}
+NEAR = {"float16": 0.05, "float8": 0.1}  # percent
 
 
 def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
@@ -113,7 +113,7 @@ def precisions(name: str, repeats: int) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         exact = Path(scratch) / "exact"
         train(*data.load(name)[:2], exact, TrainingParams(precision="float32"))
-        for precision in ("float32", "float16", "int8"):
+        for precision in ("float32", "float16", "float8"):
             path = Path(scratch) / precision
             open_model(exact).pruned(precision=precision).save(path)
             begin = time.perf_counter()

@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 import data
-from dismec.training.delta import DEPTHS, GRID, pick
-from dismec.training.recipe import fit
+from dismec.training.held_out import DEPTHS
+from dismec.training.held_out import pick_delta as pick
+from dismec.training.params import DELTAS as GRID
+from dismec.training.train import fit
 from machine import print_heading
 
 SIZES = (100, 300, 1000, 3000)

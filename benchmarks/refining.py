@@ -27,9 +27,11 @@ import numpy as np
 
 import data
 from dismec.data.dataset import Dataset
+from dismec.data.texts import Texts
+from dismec.features.text_rows import text_dataset
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import train
-from dismec.training.texts import Texts, text_dataset, train_text
+from dismec.training.texts import train_text
+from dismec.training.train import train
 from machine import print_heading
 
 NUMERIC = (*data.SETS, "bibtex")

@@ -32,7 +32,7 @@ from dismec.cluster.schedule import Schedule
 from dismec.cpu import available_cpus
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
-from dismec.solve.blocks import BlockCutter, EqualLabels, by_frequency, effort
+from dismec.solve.partition import BlockCutter, EqualLabels, by_frequency, effort
 from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 

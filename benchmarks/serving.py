@@ -130,6 +130,12 @@ def measure(folder: Path, address: str, seconds: float, rounds: int) -> bool:
     return all(r["failed"] == 0 for measured in results.values() for r in measured)
 
 
+def _runs(address: str, processes: int) -> bool:
+    """Return whether so many processes have opened the model."""
+    with urllib.request.urlopen(f"{address}/metrics") as answer:
+        return f"\ndismec_processes {processes}.0\n" in answer.read().decode()
+
+
 def compare_workers(folder: Path, workers: int, seconds: float, rounds: int) -> bool:
     """Print the throughput of one process and of several; return whether it grows enough."""
     cpus = sorted(os.sched_getaffinity(0))
@@ -141,6 +147,8 @@ def compare_workers(folder: Path, workers: int, seconds: float, rounds: int) -> 
         for n, measured in rates.items():
             os.sched_setaffinity(0, cpus[:n])
             with server(folder, "--workers", str(n), "--threads", "1") as (address, _):
+                while not _runs(address, n):
+                    time.sleep(0.1)
                 finish_load(start_load(folder, address, 8 * n, 1))  # warm-up
                 result = finish_load(start_load(folder, address, 8 * n, seconds))
             measured.append(result["requests"] / result["seconds"])

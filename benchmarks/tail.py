@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import data
-from dismec.model.topk_model import TopkModel
+from dismec.model.model import Model
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)
@@ -35,7 +35,7 @@ def split(X: Any, Y: Any) -> tuple[Any, Any, Any, Any]:
     return X[others], Y[others], X[judges], Y[judges]
 
 
-def views(model: Any) -> Iterator[tuple[str, TopkModel]]:
+def views(model: Any) -> Iterator[tuple[str, Model]]:
     """Yield ways of ranking, with their names."""
     yield "score", model.reranked(0.0, probabilities=False)
     for alpha in (0.15, 0.3):

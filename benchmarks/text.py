@@ -27,9 +27,11 @@ from sklearn.svm import LinearSVC
 
 import dismec
 from dismec.cpu import available_cpus
+from dismec.data.texts import Texts
+from dismec.features.text_rows import weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
-from dismec.training.texts import Texts, learn, vectorized
+from dismec.training.texts import learn
 from machine import print_heading
 from text_pipelines import load
 
@@ -162,7 +164,7 @@ def stages() -> bool:
         timed("reading the file", lambda: list(texts.read()))
         vocabulary, names = timed("vocabulary, with reading", lambda: learn(texts, TextParams()))
         numbers = {name: i for i, name in enumerate(names)}
-        data = timed("rows, with reading", lambda: vectorized(texts, vocabulary, numbers))
+        data = timed("rows, with reading", lambda: weighted_rows(texts, vocabulary, numbers)[0])
         params = dismec.TrainingParams(tfidf=True)
         timed("training", lambda: dismec.train(data.X, data.Y, directory, params, names=names))
     return True

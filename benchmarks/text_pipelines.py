@@ -33,7 +33,7 @@ K = 5
 
 def with_dismec(texts, labels, test, folder, threads):
     import dismec
-    from dismec.training.texts import Texts
+    from dismec.data.texts import Texts
 
     model = dismec.train_text(Texts.of_lists(texts, labels), folder / "model", threads=threads)
     yield

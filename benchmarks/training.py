@@ -25,8 +25,8 @@ import numpy as np
 import scipy.sparse as sp
 
 import data
+from dismec.compare.comparison import write_rows
 from dismec.compare.process import SystemProcess, peers_python
-from dismec.compare.rows import write_rows
 from dismec.data.dataset import Dataset, save_data
 from dismec.features.transform import Transform
 from dismec.measure.metrics import evaluate

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import data
-from dismec.compare.rows import write_rows
+from dismec.compare.comparison import write_rows
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic import generate
 from dismec.measure.metrics import evaluate

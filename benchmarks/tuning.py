@@ -1,7 +1,7 @@
 """The cost of choosing C; exits with 1 if the grid takes more than three training runs.
 
 Both are measured in CPU seconds, so that other work on the machine changes little. The final
-training at the chosen C is not counted. `--sweep FILE` also draws delta against P@k and size for
+training at the chosen C is not counted. `--curve FILE` also draws delta against P@k and size for
 the first set.
 """
 
@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import data
-from dismec import TrainingParams, train, tune
+from dismec import TrainingParams, pruning_curve, train
 from dismec.report.figures import draw_sweep
-from dismec.training.sweep import sweep
-from dismec.training.tuning import GRID, METRIC
 from machine import print_heading
 
 MOST = 3.0  # training runs
+AUTO = TrainingParams(C="auto")
 
 
 def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -38,16 +37,17 @@ def compare(name: str, threads: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         one, _ = cpu_seconds(lambda: train(X, Y, folder / "one", threads=threads))
-        both, tuned = cpu_seconds(lambda: tune(X, Y, folder / "tuned", threads=threads))
-        params = TrainingParams(C=tuned.C)
+        both, tuned = cpu_seconds(lambda: train(X, Y, folder / "tuned", AUTO, threads=threads))
+        C, table = tuned.params["C"], tuned.params["C_table"]
+        params = TrainingParams(C=C)
         last, _ = cpu_seconds(lambda: train(X, Y, folder / "last", params, threads=threads))
     ratio = (both - last) / one
-    print(f"{name}: C {tuned.C:g} by {METRIC} from {GRID}")
-    for row in tuned.table:
+    print(f"{name}: C {C:g} by {AUTO.metric} from {AUTO.grid}")
+    for row in table:
         quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
-        line = f"{row['C']:5g}  P@k {quality}  {METRIC} {row[METRIC]:.2f}"
+        line = f"{row['C']:5g}  P@k {quality}  {AUTO.metric} {row[AUTO.metric]:.2f}"
         print(f"{line}  PSP@5 {row['PSP@5']:.2f}  {row['weights']:,} weights")
-    found = tuned.model.evaluate(test.X, test.Y)
+    found = tuned.evaluate(test.X, test.Y)
     print("test rows, P@1/3/5:", " / ".join(f"{found[f'P@{k}']:.2f}" for k in (1, 3, 5)))
     print(f"one training {one:.1f} s of CPU, the grid {both - last:.1f}: {ratio:.2f} times\n")
     return ratio
@@ -59,18 +59,21 @@ def main() -> int:
         "--sets", nargs="+", choices=data.SETS, default=["eurlex-4k", "citeulike-t"]
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sweep", type=Path, help="a file to draw, .svg or .png")
+    parser.add_argument("--curve", type=Path, help="a file to draw, .svg or .png")
     args = parser.parse_args()
     print_heading()
     ratios = {name: compare(name, args.threads) for name in args.sets}
-    if args.sweep:
+    if args.curve:
         train_part, test = data.load(args.sets[0]), data.load(args.sets[0], "test")
-        table = sweep(*train_part[:2], test[:2], threads=args.threads)
+        with tempfile.TemporaryDirectory() as scratch:
+            everything = TrainingParams(delta=0)
+            model = train(*train_part[:2], f"{scratch}/model", everything, threads=args.threads)
+            table = pruning_curve(model, *test[:2], threads=args.threads)
         for row in table:
             quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
             size = f"{row['weights']:>10,} weights {row['bytes'] / 1e6:6.2f} MB"
             print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms per row']:.3f} ms per row")
-        draw_sweep(table, args.sweep)
+        draw_sweep(table, args.curve)
     missed = {name: ratio for name, ratio in ratios.items() if ratio > MOST}
     for name, ratio in missed.items():
         print(f"{name}: the grid takes {ratio:.2f} times one training run, more than {MOST:g}")

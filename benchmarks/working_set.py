@@ -39,7 +39,7 @@ class Round:
     inside: int  # rows of W inside the margin
     violators: int  # rows outside W inside the margin
     objective: float  # f(w) over all rows
-    gradient: float  # upper bound of ‖∇f(w)‖ divided by what the stopping rule allows
+    stop_ratio: float  # upper bound of ‖∇f(w)‖ divided by what the stopping rule allows
 
 
 def minimize(A: Any, b: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, float]:
@@ -103,8 +103,8 @@ def solve(X: Any, s: np.ndarray) -> tuple[np.ndarray, list[Round]]:
         slack = 1 - s * (X @ w)
         inside, violators = W & (slack > 0), ~W & (slack > 0)
         # 3. Judge.
-        stand_in = root * max(0.0, root + float(mean @ w))
-        bound = norm + 2 * C * longest * (slack[violators].sum() + stand_in)
+        of_mean_row = root * max(0.0, root + float(mean @ w))
+        bound = norm + 2 * C * longest * (slack[violators].sum() + of_mean_row)
         objective = 0.5 * w @ w + C * np.sum(np.maximum(0, slack) ** 2)
         allowed = min(liblinear, np.sqrt(2 * 0.1 * TOL * objective))
         counts = (np.count_nonzero(rows) for rows in (W, inside, violators))
@@ -159,7 +159,7 @@ def draw(rounds: Sequence[Round], best: float, n_rows: int, title: str) -> bytes
 
         lower.axhline(1, color=VERMILION, lw=1.5, ls="--")
         lower.plot(
-            places, [entry.gradient for entry in rounds], "o-", color=BLUE, label="bound on ‖∇f‖"
+            places, [entry.stop_ratio for entry in rounds], "o-", color=BLUE, label="bound on ‖∇f‖"
         )
         gaps = [(entry.objective - best) / (0.1 * TOL * entry.objective) for entry in rounds]
         lower.plot(places, gaps, "s--", color=ORANGE, label="gap f(w) − min f")
@@ -201,7 +201,7 @@ def main() -> int:
     for i, entry in enumerate(rounds, 1):
         print(
             f"{i:5} {entry.set_rows:10,} {entry.inside:7,} {entry.violators:10,}"
-            f" {entry.objective:11.5f} {entry.gradient:15.3g}"
+            f" {entry.objective:11.5f} {entry.stop_ratio:15.3g}"
         )
     print(f"Problem.solve: {native.passes[0]} rounds, objective {native.objective[0]:.5f}")
     if args.output is not None:

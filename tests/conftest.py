@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -12,13 +15,24 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import settings
 
-from dismec import evaluate, load_data, train
+from dismec import TrainingParams, evaluate, load_data, train, train_text
 from dismec.features.transform import Transform
 
 # No deadline: how long an example takes depends on the machine. "quick" is for `make quick`.
 settings.register_profile("default", deadline=None)
 settings.register_profile("quick", max_examples=15, deadline=None)
 settings.load_profile("default")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m native``, import only such files, and only those whose `needs` are installed."""
+    if "native" not in config.option.markexpr or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text("utf-8")
+    mark = re.search(r'pytest\.mark\.native(?:\(needs="(.*)"\))?', text)
+    if mark and all(find_spec(package) for package in (mark[1] or "").split()):
+        return None
+    return True
 
 
 def data_directory() -> Path | None:
@@ -39,7 +53,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def bibtex_precision(real_data):
-    """Return a function: P@1, 3, 5 of a system of `dismec.baselines` on the test rows of bibtex."""
+    """Return a function: P@1, 3, 5 of a system of `dismec.compare` on the test rows of bibtex."""
     parts = [load_data(real_data / "bibtex" / f"{name}.txt") for name in ("train", "test")]
     transform = Transform.fit(parts[0].X, bias=0)
     X, X_test = (sp.csr_matrix(transform.apply(part.X)[:, :-1]) for part in parts)
@@ -131,6 +145,25 @@ def weight_files(path):
     files = [*path.glob("shard-*"), *path.glob("block-*")]
     assert files
     return {p.name: p.read_bytes() for p in files}
+
+
+class Tuned:
+    """A model whose C was chosen, its C, and the results for each C."""
+
+    def __init__(self, model):
+        self.model, self.C, self.table = model, model.params["C"], model.params["C_table"]
+
+
+def tune(X, Y, path, grid, params=None, metric="nDCG@5", **how):
+    """Train with the C of the grid that is best on held-out rows."""
+    params = replace(params or TrainingParams(), C="auto", grid=grid, metric=metric)
+    return Tuned(train(X, Y, path, params, **how))
+
+
+def tune_text(source, path, grid, metric="nDCG@5", **how):
+    """Train on texts with the C of the grid that is best on held-out ones."""
+    params = TrainingParams(C="auto", grid=grid, metric=metric, tfidf=True)
+    return Tuned(train_text(source, path, params, **how))
 
 
 def train_unfinished(*args, **kwargs):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 from functools import partial
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -31,13 +29,16 @@ from dismec.data.dataset import Dataset
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.measure import metrics
-from dismec.model import by_label, orders
+from dismec.model import allowed as allowed_labels
+from dismec.model import rankings
 from dismec.model.allowed import Allowed
-from dismec.model.cutting import cut_down
-from dismec.model.format import PRECISIONS
+from dismec.model.manifest import PRECISIONS
 from dismec.model.scoring import Predictor
+from dismec.model.select_labels import cut_down
 from dismec.model.shards import gather, pack
-from dismec.training.recipe import fit
+from dismec.training.train import fit
+
+pytestmark = pytest.mark.native(needs="sklearn")
 
 
 def random_csr(rng, shape, density, values):
@@ -61,32 +62,6 @@ def best_of(scores, k, inside):
 def assert_same(result, expected):
     np.testing.assert_array_equal(result[0], expected[0])
     np.testing.assert_array_equal(result[1], expected[1])
-
-
-def rank_by_label(shards, *, always):
-    """A copy of weights by label for a predictor, used for all rows or where that is faster."""
-    copy = kernels.LabelWeights([shard.native for shard in shards]) if shards else None
-    used = copy and SimpleNamespace(rank=partial(copy.rank, always=always))
-    return SimpleNamespace(copy_for=lambda _: used)
-
-
-class AlwaysByLabel(kernels.LabelWeights):
-    """Ranks all rows, however long it takes."""
-
-    def rank(self, *arrays):
-        super().rank(*arrays, always=True)
-
-
-@pytest.fixture
-def copied_at_once(monkeypatch):
-    """Weights are copied by label for any model, however few rows were allowed however many."""
-    for name, value in {"MANY_LABELS": 0, "MANY_ROWS": 1, "FEW": 1}.items():
-        monkeypatch.setattr(by_label, name, value)
-
-
-@pytest.fixture
-def always_by_label(copied_at_once, monkeypatch):
-    monkeypatch.setattr(kernels, "LabelWeights", AlwaysByLabel)
 
 
 @settings(deadline=None, max_examples=150)
@@ -134,11 +109,6 @@ def test_topk_among_allowed_labels_equals_brute_force(
     assert_same(found, best_of(scores, k, inside))
     assert_same(of_copy, found)
     assert_same(by_row, best_of(scores, k, trained & each))
-    for always in (True, False):
-        predictor = Predictor(shards, n_labels, transform, rank_by_label(shards, always=always))
-        assert_same(predictor.topk(X, k, threads, Allowed(n_labels, one)), found)
-        rows = Allowed.of_rows(sp.csr_array(each), n_labels)
-        assert_same(predictor.topk(X, k, threads, rows), by_row)
 
 
 @pytest.mark.parametrize("n_rows", [3, 160])
@@ -175,35 +145,6 @@ def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
     [cut] = cut_down(shards, each[0])
     assert cut.is_split == (n_open > kernels.split_rows)
     assert_same(Predictor([cut], n_labels, transform).topk(X, 20, 1), expected)
-    for some in (X, abs(X)):
-        usual = predictor.topk(some, 20, 1, rows)
-        for always in (True, False):
-            copied = Predictor(shards, n_labels, transform, rank_by_label(shards, always=always))
-            assert_same(copied.topk(some, 20, 1, rows), usual)
-
-
-def test_only_rows_for_which_it_takes_less_time_are_ranked_by_label():
-    rng = np.random.default_rng(0)
-    W = sp.random_array((9000, 301), density=0.1, random_state=rng, dtype=np.float32, format="csr")
-    shards = list(pack([(np.arange(9000), W)], 300, "float16"))
-    transform = Transform(300, normalize=True, bias=1.0)
-    X = random_csr(rng, (50, 300), 0.2, [0.5, 1.0])
-    sizes = np.where(np.arange(50) % 2, 2000, 10)
-    each = np.zeros((50, 9000), np.bool_)
-    for row, size in enumerate(sizes):
-        each[row, rng.permutation(9000)[:size]] = True
-    ranked = []
-
-    def rank(*arrays):
-        kernels.LabelWeights.rank(copy, *arrays)
-        ranked.append(arrays[-1])
-
-    copy = kernels.LabelWeights([shard.native for shard in shards])
-    few = SimpleNamespace(copy_for=lambda _: SimpleNamespace(rank=rank))
-    predictor = Predictor(shards, 9000, transform, few)
-    found = predictor.topk(X, 5, 1, Allowed.of_rows(sp.csr_array(each), 9000))
-    assert_same(found, best_of(predictor.decision_function(X), 5, each))
-    assert np.concatenate(ranked).tolist() == (sizes == 10).tolist()
 
 
 def test_kernels_refuse_sets_that_do_not_match_the_shard():
@@ -230,37 +171,6 @@ def test_kernels_refuse_sets_that_do_not_match_the_shard():
         merge(starts, np.zeros(1, np.int32), starts, none)
     with pytest.raises(ValueError, match="not there"):
         merge(starts, np.zeros(0, np.int32), np.array([0, 1]), np.array([20], np.uint16))
-    copy = kernels.LabelWeights([shard.native])
-    ones, numbers = np.ones(20, np.float32), np.arange(20, dtype=np.int32)
-
-    def rank(scales=ones, label_starts=starts, labels=numbers[:0], classifiers=numbers, n_rows=1):
-        best = np.full((1, 2), -1, np.int32), np.full((1, 2), -np.inf, np.float32)
-        ranked = np.empty(n_rows, np.uint8)
-        copy.rank(scales, ones, *rows, label_starts, labels, classifiers, *best, ranked)
-
-    rank()
-    for wrong, reason in (
-        ({"scales": ones[:3]}, "for each classifier"),
-        ({"n_rows": 2}, "for each row"),
-        ({"label_starts": np.zeros(3, np.int64)}, "those of the rows"),
-        ({"label_starts": starts[:0]}, "those of the rows"),
-        ({"label_starts": starts + 1}, "those of the rows"),
-        ({"labels": numbers[:1]}, "those of the rows"),
-        ({"labels": numbers[:1] - 1, "label_starts": np.array([0, 1])}, "not there"),
-        ({"labels": numbers[:1] + 20, "label_starts": np.array([0, 1])}, "not there"),
-        (
-            {
-                "labels": numbers[:1],
-                "label_starts": np.array([0, 1]),
-                "classifiers": numbers[:1] + 20,
-            },
-            "not there",
-        ),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            rank(**wrong)
-    with pytest.raises(ValueError, match="a shard"):
-        kernels.LabelWeights([])
     goes = np.arange(20, dtype=np.int32)
     for shards, to, n_rows in (
         ([], [], 0),
@@ -319,21 +229,17 @@ def sets_for(model, n_rows):
     ]
 
 
-@pytest.fixture(params=["copied", "masked", "by label"])
+@pytest.fixture(params=["copied", "masked"])
 def way(request, monkeypatch):
     """How labels are ranked that a caller allows."""
-    monkeypatch.setattr(orders, "_MANY_ROWS", 1 if request.param == "copied" else 10**9)
-    if request.param == "by label":
-        request.getfixturevalue("always_by_label")
-    return request.param
+    copied = request.param == "copied"
+    monkeypatch.setattr(allowed_labels, "_MANY_ROWS", 1 if copied else 10**9)
+    monkeypatch.setattr(allowed_labels, "_FEW_COPIED", 1)
 
 
-def is_by_label(model):
-    return model._orders._by_label._copy is not None
-
-
-def test_every_order_is_exact_among_what_is_allowed(model, problem, way):
-    model = pickle.loads(pickle.dumps(model))  # without what was copied before
+@pytest.mark.usefixtures("way")
+def test_every_order_is_exact_among_what_is_allowed(model, problem):
+    model = pickle.loads(pickle.dumps(model))
     X = problem[0][:40]
     trained = np.broadcast_to(model.label_counts > 0, (40, model.n_labels))
     calibrated = model.calibration is not None
@@ -357,11 +263,11 @@ def test_every_order_is_exact_among_what_is_allowed(model, problem, way):
             for i, row in enumerate(model.predict(X))
         ]
         assert model.predict(X, allowed=allowed) == names
-    assert is_by_label(model) == (way == "by label")
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("probabilities", [True, False])
-def test_reranked_labels_are_exact_among_what_is_allowed(calibrated, problem, probabilities, way):
+def test_reranked_labels_are_exact_among_what_is_allowed(calibrated, problem, probabilities):
     X, model = problem[0][:40], pickle.loads(pickle.dumps(calibrated))
     view = model.reranked(probabilities=probabilities)
     order, values = view.predict_topk(X, model.n_labels)
@@ -374,147 +280,35 @@ def test_reranked_labels_are_exact_among_what_is_allowed(calibrated, problem, pr
             assert labels[row, :n].tolist() == order[row, kept][:6].tolist()
             assert (labels[row, n:] == -1).all()
             np.testing.assert_allclose(gains[row, :n], values[row, kept][:6], rtol=1e-5)
-    assert is_by_label(model) == (way == "by label")
 
 
-def test_a_copy_of_few_labels_is_made_for_many_rows_and_kept(calibrated, problem, monkeypatch):
+def test_the_weights_of_few_labels_are_copied_for_many_rows_and_kept(
+    calibrated, problem, monkeypatch
+):
     made = []
-    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
-    monkeypatch.setattr(orders, "_MANY_ROWS", 100)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X = problem[0]
-    model.predict_topk(X[:60], allowed=[1, 2])
+    monkeypatch.setattr(rankings, "cut_down", lambda *a: made.append(a) or cut_down(*a))
+    monkeypatch.setattr(allowed_labels, "_MANY_ROWS", 100)
+    X, model = problem[0], calibrated
+    few = model.select_labels([1, 2])
+    first = model.predict_topk(X[:99], allowed=few)
     assert not made
-    first = model.predict_topk(X[:60], allowed=[1, 2])
-    assert_same(model.predict_topk(X[:60], allowed=[2, 1]), first)
+    assert_same([array[:99] for array in model.predict_topk(X[:100], allowed=few)], first)
+    view = model.reranked(0)
+    np.testing.assert_array_equal(view.predict_topk(X[:100], allowed=few)[0][:99], first[0])
     assert len(made) == 1
     model.predict_topk(X[:200], allowed=list(range(20)))  # too many for a copy
     assert len(made) == 1
-    for label in range(3, 3 + orders._COPIES):
-        model.predict_topk(X[:100], allowed=[label])
-    assert len(made) == 1 + orders._COPIES
-    model.predict_topk(X[:100], allowed=[1, 2])  # the oldest was dropped
-    assert len(made) == 2 + orders._COPIES
-
-
-def test_a_copy_is_kept_while_other_sets_are_used_once(calibrated, problem, monkeypatch):
-    made = []
-    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
-    monkeypatch.setattr(orders, "_MANY_ROWS", 100)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X = problem[0]
-    model.predict_topk(X[:100], allowed=[1, 2])
-    for label in range(3, 28):
-        model.predict_topk(X[:1], allowed=[label])
-    model.predict_topk(X[:100], allowed=[1, 2])
-    assert len(made) == 1
-    assert len(model._orders._recent) == 1 + orders._WAITING
-
-
-def test_a_copy_is_made_for_per_row_sets_with_few_labels_in_total(calibrated, problem, monkeypatch):
-    made = []
-    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
-    monkeypatch.setattr(orders, "_MANY_ROWS", 100)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X = problem[0][:200]
     rng = np.random.default_rng(0)
     each = np.zeros((200, model.n_labels), np.bool_)
     each[:, [4, 11, 12]] = rng.random((200, 3)) < 0.5
-    found = model.predict_topk(X, 3, rank="score", allowed=each)
-    assert len(made) == 1
-    assert_same(found, best_of(model.decision_function(X), 3, each & (model.label_counts > 0)))
-    model.predict_topk(X, 3, allowed=[4, 11, 12])  # the same copy
-    assert len(made) == 1
+    found = model.predict_topk(X[:200], 3, rank="score", allowed=each)
+    assert len(made) == 2
+    assert_same(
+        found, best_of(model.decision_function(X[:200]), 3, each & (model.label_counts > 0))
+    )
     each[0] = True  # one row may get any label
-    model.predict_topk(X, 3, allowed=each)
-    assert len(made) == 1
-
-
-@pytest.mark.usefixtures("copied_at_once")
-def test_weights_are_copied_by_label_once_many_rows_were_allowed_few(
-    calibrated, problem, monkeypatch
-):
-    monkeypatch.setattr(by_label, "MANY_ROWS", 100)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X, copies = problem[0], model._orders._by_label
-    monkeypatch.setattr(by_label, "FEW", 2 / model.n_labels)
-    for start in range(5):
-        assert copies._copy is None
-        first = model.predict_topk(X[start : start + 20], 2, allowed=[start, start + 1])
-    kept = copies._copy
-    assert kept is not None
-    assert_same(model.predict_topk(X[4:24], 2, allowed=[4, 5]), first)
-    assert copies._copy is kept
-    assert copies.copy_for(model.select_labels([1, 2])) is kept
-    assert copies.copy_for(model.select_labels([1, 2, 3])) is None
-    other = pickle.loads(pickle.dumps(calibrated))
-    other.predict_topk(X, 2, allowed=[1, 2, 3])  # not few
-    assert not is_by_label(other)
-    monkeypatch.setattr(by_label, "MANY_LABELS", model.n_labels)
-    small = pickle.loads(pickle.dumps(calibrated))
-    small.predict_topk(X[:200], 2, allowed=[1, 2])
-    assert not is_by_label(small)
-
-
-@pytest.mark.usefixtures("copied_at_once")
-def test_no_weights_are_copied_by_label_without_the_memory_for_it(calibrated, problem, monkeypatch):
-    X, nnz = problem[0][:20], sum(shard.nnz for shard in calibrated.shards)
-    expected = calibrated.predict_topk(X, 3, allowed=[1, 2, 7])
-
-    def copy_with(free):
-        monkeypatch.setattr(by_label, "available_memory", lambda: free)
-        model = pickle.loads(pickle.dumps(calibrated))
-        assert_same(model.predict_topk(X, 3, allowed=[1, 2, 7]), expected)
-        assert_same(model.predict_topk(X, 3, allowed=[1, 2, 7]), expected)
-        return model._orders._by_label._copy
-
-    assert copy_with(None) is not None
-    assert copy_with(8 * 6 * nnz) is None
-    assert copy_with(16 * 6 * nnz + 10**6) is not None
-    monkeypatch.setattr(kernels, "LabelWeights", mock.Mock(side_effect=MemoryError))
-    assert copy_with(None) is None
-
-
-@pytest.mark.usefixtures("copied_at_once")
-def test_rows_with_small_sets_of_their_own_are_ranked_by_label(calibrated, problem, monkeypatch):
-    made = []
-    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
-    monkeypatch.setattr(orders, "_MANY_ROWS", 1)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X = problem[0][:20]
-    each = np.zeros((20, model.n_labels), np.bool_)
-    each[:, [1, 4]] = np.arange(40).reshape(20, 2) % 3 > 0
-    found = model.predict_topk(X, 2, rank="score", allowed=each)
-    assert_same(found, best_of(model.decision_function(X), 2, each & (model.label_counts > 0)))
-    assert is_by_label(model)
-    assert not made
-    monkeypatch.setattr(orders, "_SMALL", 0)
-    monkeypatch.setattr(orders, "_SMALL_PART", 0)
-    assert_same(model.predict_topk(X, 2, rank="score", allowed=each), found)
-    assert len(made) == 1
-
-
-@pytest.mark.usefixtures("copied_at_once")
-def test_other_threads_do_not_wait_for_a_copy_by_label(calibrated, problem, monkeypatch):
-    copying, go_on = threading.Event(), threading.Event()
-
-    def copy(shards):
-        copying.set()
-        assert go_on.wait(60)
-        return AlwaysByLabel(shards)
-
-    monkeypatch.setattr(kernels, "LabelWeights", copy)
-    model = pickle.loads(pickle.dumps(calibrated))
-    X, found = problem[0][:5], []
-    one = threading.Thread(target=lambda: found.append(model.predict_topk(X, allowed=[1, 2])))
-    one.start()
-    assert copying.wait(60)
-    found.append(model.predict_topk(X, allowed=[1, 2]))
-    assert not is_by_label(model)
-    go_on.set()
-    one.join()
-    assert is_by_label(model)
-    assert_same(*found)
+    model.predict_topk(X[:200], 3, allowed=each)
+    assert len(made) == 2
 
 
 def test_evaluation_is_that_of_the_allowed_labels_alone(model, problem):
@@ -571,8 +365,6 @@ def test_a_damaged_shard_is_refused_when_it_is_cut(calibrated):
     broken = type(shard)(**shard.arrays | {"starts": shard.starts[::-1].copy()})
     with pytest.raises(ModelError, match="damaged"):
         cut_down([broken], np.ones(calibrated.n_labels, np.bool_))
-    with pytest.raises(ModelError, match="damaged"):
-        by_label.WeightsByLabel([broken])._make()
 
 
 def run(*arguments):

@@ -12,8 +12,8 @@ import pytest
 
 import dismec
 
-# Dask clients are untyped, because Dask need not be installed; `engine` is a former name.
-UNTYPED = {"cluster", "client", "engine"}
+# Dask clients are untyped, because Dask need not be installed.
+UNTYPED = {"cluster"}
 PACKAGE = Path(dismec.__file__).parent
 
 
@@ -113,14 +113,8 @@ def test_functions_and_classes_have_examples(name):
     thing = PUBLIC[name]
     if inspect.isclass(thing) and issubclass(thing, Exception):
         assert inspect.getdoc(thing)
-    elif not (dataclasses.is_dataclass(thing) and name in ("Tuned", "Explanation")):
+    elif not (dataclasses.is_dataclass(thing) and name == "Explanation"):
         assert ">>> " in (inspect.getdoc(thing) or "")
-
-
-def test_no_docstring_of_a_model_sends_the_reader_to_another_class():
-    for name, method in METHODS.items():
-        if name.startswith("Model."):
-            assert "TopkModel" not in (inspect.getdoc(method) or ""), name
 
 
 def test_the_documentation_imports_from_the_package_itself():

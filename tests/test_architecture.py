@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import resource
 import subprocess
 import sys
 from collections import defaultdict
@@ -33,7 +32,6 @@ LAYERS = (
     "model",
     "cluster",
     "training",
-    "baselines",
     "report",
     "compare",
     "serve",
@@ -55,10 +53,14 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "distributed": "cluster.client",
     "matplotlib": "report.figures",
     "pyarrow": "data.arrow",
+    "prometheus_client": "serve.prometheus",
     "starlette": "serve.application",
     "uvicorn": ("serve.server", "serve.connections"),
 }
-MOST_LINES = 400
+# The package as a whole, and one module: a longer one is listed with the job that it has.
+MOST_MODULES, MOST_PACKAGE_LINES, LONGEST_CHAIN = 160, 30_000, 18
+MOST_LINES = 600
+LONGER: dict[str, str] = {}
 NATIVE = [p for p in (ROOT / "native").rglob("*") if p.suffix in (".hpp", ".cpp")]
 
 
@@ -83,6 +85,10 @@ def imports(name: str) -> set[str]:
     return found
 
 
+# What `import dismec` offers is imported when it is first used, and counts as imported.
+PUBLIC = {name for name in dismec._HOMES if name in MODULES}
+
+
 def own_imports(name: str) -> set[str]:
     """Return the modules of this package among these."""
     found = set()
@@ -90,7 +96,7 @@ def own_imports(name: str) -> set[str]:
         if not target.startswith("dismec."):
             continue
         path = target.removeprefix("dismec.")
-        if path.startswith("_native"):
+        if path.startswith("_native") or path in dismec.__all__:
             continue
         while path not in MODULES:
             path, _, last = path.rpartition(".")
@@ -114,7 +120,10 @@ def test_imports_go_one_way(name):
 
 
 def test_modules_have_no_import_cycles():
-    graph = {name: own_imports(name) for name in MODULES}
+    graph = {name: own_imports(name) for name in MODULES} | {"dismec": set(PUBLIC)}
+    for name in MODULES:
+        if any(i == "dismec" or i.removeprefix("dismec.") in dismec.__all__ for i in imports(name)):
+            graph[name].add("dismec")
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -173,16 +182,6 @@ def test_no_two_types_share_a_name():
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
-def test_no_two_private_functions_share_a_name():
-    homes = defaultdict(list)
-    for name, tree in MODULES.items():
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
-                homes[node.name].append(name)
-    several = {name: where for name, where in homes.items() if len(where) > 1}
-    assert set(several) <= {"__getattr__"}
-
-
 def raised_texts(tree: ast.AST) -> list[str]:
     """Return the pieces of text in the exceptions that a module raises."""
     raised = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
@@ -191,7 +190,7 @@ def raised_texts(tree: ast.AST) -> list[str]:
 
 
 def test_no_error_of_the_library_names_a_flag():
-    """Errors name Python parameters; `cli/wording.py` turns these into flags."""
+    """Errors name Python parameters; `in_flags` finds their flags among click's own options."""
     flag = re.compile(r"(?<![\w-])--[a-z]")
     found = {
         name: [text for text in raised_texts(tree) if flag.search(text)]
@@ -201,18 +200,28 @@ def test_no_error_of_the_library_names_a_flag():
     assert found["cli.options"], "the search finds flags where there are some"
 
 
-def code_files():
-    native = [p for p in (ROOT / "native").rglob("*") if p.suffix in (".hpp", ".cpp")]
-    return [*SOURCES.values(), *native, *(ROOT / "tests").glob("*.py")]
-
-
-def test_no_module_is_too_long():
+def test_long_modules_are_listed():
     long = {
-        str(path.relative_to(ROOT)): lines
-        for path in code_files()
-        if (lines := len(path.read_text().splitlines())) > MOST_LINES and "tests" not in path.parts
+        str(path.relative_to(ROOT))
+        for path in (*SOURCES.values(), *NATIVE)
+        if len(path.read_text().splitlines()) > MOST_LINES
     }
-    assert long == {}
+    assert long == set(LONGER)
+
+
+def test_the_package_stays_small():
+    n_lines = sum(len(path.read_text().splitlines()) for path in SOURCES.values())
+    assert len(SOURCES) <= MOST_MODULES
+    assert n_lines <= MOST_PACKAGE_LINES
+
+
+def test_chains_of_imports_stay_short():
+    longest: dict[str, list[str]] = {}
+    for name in TopologicalSorter({name: own_imports(name) for name in MODULES}).static_order():
+        below = max((longest[other] for other in own_imports(name)), key=len, default=[])
+        longest[name] = [name, *below]
+    chain = max(longest.values(), key=len)
+    assert len(chain) <= LONGEST_CHAIN, f"{len(chain)} modules: {' → '.join(chain)}"
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda p: str(p.relative_to(ROOT / "native")))
@@ -274,7 +283,6 @@ def test_public_names_are_exactly_these():
         "TextParams",
         "TextRows",
         "TrainingParams",
-        "Tuned",
         "add_labels",
         "by_level",
         "describe_data",
@@ -286,16 +294,13 @@ def test_public_names_are_exactly_these():
         "merge_models",
         "open_model",
         "propensities",
+        "pruning_curve",
         "read_frame",
         "read_texts",
         "remove_labels",
         "save_data",
-        "sweep",
-        "sweep_model",
         "train",
         "train_text",
-        "tune",
-        "tune_text",
         "update_labels",
     ]
     assert dir(dismec) == sorted([*dismec.__all__, "__version__"])
@@ -310,31 +315,18 @@ def test_a_sub_package_does_not_hide_a_public_function():
     assert not {layer(name) for name in MODULES} & set(dismec.__all__)
 
 
-def cpu_seconds(*command: str) -> float:
-    """Return the minimum CPU time of a few runs, which other work on the machine hardly changes."""
-
-    def once() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    return min(once() for _ in range(5))
-
-
-def test_help_is_fast():
-    """It takes little longer than Python with click: 1.7 times at most; numpy would make it 3."""
-    least = cpu_seconds("-c", "import click, dataclasses, pathlib, tempfile, json")
-    assert cpu_seconds("-m", "dismec", "train", "--help") < 2 * least
-
-
 @pytest.mark.parametrize("command", ["", "train --help", "predict --help", "serve --help"])
-def test_help_imports_nothing_heavy(command):
+def test_help_imports_little(command):
+    """Nothing heavy, and few modules beyond those of the command line itself."""
     code = (
-        "import sys\n"
+        "import sys, click, dataclasses, json, pathlib, tempfile\n"
+        "before = len(sys.modules)\n"
         "from dismec.cli import main\n"
         f"main({command.split() or ['--help']}, standalone_mode=False)\n"
-        f"print([m for m in {['numpy', 'scipy', *DOORS]} if m in sys.modules and m != 'click'])"
+        f"print([m for m in {['numpy', 'scipy', *DOORS]} if m in sys.modules and m != 'click'])\n"
+        "print(len(sys.modules) - before)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.splitlines()[-1] == "[]"
+    heavy, n_modules = out.stdout.splitlines()[-2:]
+    assert heavy == "[]"
+    assert int(n_modules) <= 40

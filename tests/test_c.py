@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EMULATOR = os.environ.get("DISMEC_EMULATOR", "").split()
 
 pytestmark = [
+    pytest.mark.native,
     pytest.mark.unhurried,
     pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on the path"),
 ]
@@ -100,9 +101,9 @@ def rows_of(X):
     [
         ("float16", {}, 1 << 14, 5),
         ("float32", {"tfidf": True}, 1 << 14, 100),
-        ("int8", {"normalize": False, "bias": 0.5}, 1 << 14, 5),
+        ("float8", {"normalize": False, "bias": 0.5}, 1 << 14, 5),
         ("float16", {"tfidf": True, "delta": 0.2}, 0, 7),
-        ("int8", {}, 0, 5),
+        ("float8", {}, 0, 5),
     ],
 )
 def test_c_gives_the_labels_and_scores_of_python_bit_for_bit(
@@ -202,13 +203,15 @@ def test_models_that_c_does_not_support_are_refused_with_a_reason(library, tmp_p
     train_unfinished(X, Y, tmp_path / "unfinished")
     train([X, X.toarray()[:, :3]], Y, tmp_path / "dense")
     (tmp_path / "none").mkdir()
-    golden = Path(__file__).parent / "golden"
+    shutil.copytree(tmp_path / "dense", tmp_path / "other")
+    manifest = tmp_path / "other" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 3'))
     for path, reason in [
         (tmp_path / "refined", "manifest.json: refined models cannot be used from C"),
         (tmp_path / "unfinished", "manifest.json: training of this model has not finished"),
         (tmp_path / "dense", "manifest.json: models with dense features cannot be used from C"),
         (tmp_path / "none", "manifest.json: No such file or directory"),
-        (golden / "model-v1", "manifest.json: an older format; `dismec prune OLD -o NEW`"),
+        (tmp_path / "other", "manifest.json: model format 3, but this library reads format 1"),
     ]:
         with pytest.raises(ValueError, match=reason):
             Opened(library, path)

@@ -19,15 +19,16 @@ from dismec.features.transform import Transform
 from dismec.measure.metrics import Truth
 from dismec.measure.probabilities import f1_scores
 from dismec.model.calibration import Calibration, logistic
-from dismec.model.format import PRECISIONS
+from dismec.model.manifest import PRECISIONS
 from dismec.model.model import Model
-from dismec.model.parts import LabelTable, Parts
 from dismec.model.scoring import Predictor
 from dismec.model.shards import first_labels, pack
-from dismec.training.calibrating import fit_calibration
+from dismec.training.calibrate import fit_calibration
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit as train
+from dismec.training.train import fit as train
 from test_predictor import by_bounds, random_csr
+
+pytestmark = pytest.mark.native
 
 STRAIGHT = [0, 1, 0, 0, 0]
 BENT = [0.2, 1.5, -0.5, -0.3, 0.1]
@@ -51,7 +52,7 @@ def some_manifest():
 def model_of(shards, transform, counts, calibration=None):
     head = replace(some_manifest(), n_labels=len(counts), n_features=transform.n_features)
     table = LabelTable(np.asarray(counts, np.int64), None, None)
-    return Model(head, transform, Parts(table, calibration=calibration), shards)
+    return Model.from_shards(head, transform, Parts(table, calibration=calibration), shards)
 
 
 def random_model(rng, n_labels, n_features, transform=None, precision="float32", values=None):
@@ -96,7 +97,7 @@ def test_most_probable_labels_equal_brute_force(
     assert (labels[:, filled:] == -1).all()
     assert (p[:, filled:] == 0).all()
     # Which labels are left out must not depend on rounding: those of the view are exact.
-    z = model._orders.by_logit.decision_function(X)
+    z = model._rankings.by_logit.decision_function(X)
     np.testing.assert_array_equal(labels, naive.topk(z, k)[0])
 
 
@@ -142,10 +143,10 @@ def test_assigned_labels_equal_brute_force(seed, n_labels, most, threshold):
     else:
         result = model.assign(X, threshold, most=most)
         if threshold == "macro-f1":
-            order, least = model._orders.by_margin.decision_function(X), 0
+            order, least = model._rankings.by_margin.decision_function(X), 0
             value = c.of_logits(order + c.logits(c.macro_thresholds))
         else:
-            order = value = c.of_logits(model._orders.by_logit.decision_function(X))
+            order = value = c.of_logits(model._rankings.by_logit.decision_function(X))
             least = c.micro_threshold if threshold == "micro-f1" else threshold
     expected = order >= np.float32(least)
     if most is not None:
@@ -365,7 +366,7 @@ def test_calibration_adds_probabilities_and_changes_nothing_else():
     assert calibrated.evaluate(X, wider)["micro-F1"] == told["micro-F1"]
     again = pickle.loads(pickle.dumps(calibrated))
     assert again.evaluate(X, Y) == by_default
-    for made in (calibrated.pruned(0.02), calibrated.pruned(precision="int8")):
+    for made in (calibrated.pruned(0.02), calibrated.pruned(precision="float8")):
         assert made.calibration is not None
 
 

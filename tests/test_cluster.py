@@ -29,10 +29,10 @@ from dismec import (
 )
 from dismec.cluster.connection import Cluster
 from dismec.data.dataset import Dataset
-from dismec.data.synthetic_text import generate_text, write_text
+from dismec.data.synthetic import generate_text, write_text
 from dismec.errors import ClusterError
+from dismec.features.text_rows import text_dataset
 from dismec.model.directory import holds_model, read_manifest
-from dismec.training.texts import text_dataset
 
 pytestmark = pytest.mark.cluster
 
@@ -96,7 +96,7 @@ def test_model_is_that_of_one_machine(tmp_path, reference, n_workers):
                 *same_problem(),
                 tmp_path / "model",
                 PARAMS,
-                client=client,
+                cluster=client,
                 progress=lambda done, total: counts.append((done, total)),
             )
     assert weight_files(tmp_path / "model") == reference
@@ -129,10 +129,10 @@ def command(data, cluster, *more):
 def test_estimator_fits_on_a_cluster(shared, penalty):
     X, Y = same_problem()
     with connect(shared, 2) as client:
-        there = clone(DiSMECClassifier(engine=client, penalty=penalty)).fit(X, Y)
+        there = clone(DiSMECClassifier(cluster=client, penalty=penalty)).fit(X, Y)
     here = DiSMECClassifier(penalty=penalty).fit(X, Y)
     assert (there.model_.weights != here.model_.weights).nnz == 0
-    again = DiSMECClassifier(engine=str(shared.file)).fit(X, Y.toarray()[:, 0])
+    again = DiSMECClassifier(cluster=str(shared.file)).fit(X, Y.toarray()[:, 0])
     np.testing.assert_array_equal(again.classes_, [0, 1])
 
 
@@ -141,14 +141,14 @@ def test_texts_are_learned_and_predicted_on_a_cluster_as_locally(tmp_path, share
     params = TrainingParams(tfidf=True, calibrate=True)
     source, address = tmp_path / "train.jsonl", str(shared.file)
     train_text(source, tmp_path / "here", params)
-    train_text(source, tmp_path / "there", params, client=address)
+    train_text(source, tmp_path / "there", params, cluster=address)
     for path in (tmp_path / "here").glob("*.safetensors"):
         assert (tmp_path / "there" / path.name).read_bytes() == path.read_bytes()
     for name in ("here", "there"):
         remove_labels(tmp_path / name, open_model(tmp_path / name).names[:5])
     texts = text_dataset(open_model(tmp_path / "here"), source)
     add_labels(tmp_path / "here", *texts)
-    add_labels(tmp_path / "there", *texts, client=address)
+    add_labels(tmp_path / "there", *texts, cluster=address)
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
     run = [sys.executable, "-m", "dismec", "predict"]
     here, there = (
@@ -168,7 +168,7 @@ def test_delta_is_chosen_on_a_cluster_as_locally(tmp_path, shared):
     counts = []
     there = train(
         X, Y, tmp_path / "there", params,
-        client=shared.file, progress=lambda done, total: counts.append((done, total)),
+        cluster=shared.file, progress=lambda done, total: counts.append((done, total)),
     )  # fmt: skip
     here = train(X, Y, tmp_path / "here", params)
     assert there.params["delta_effect"] == here.params["delta_effect"]
@@ -182,7 +182,7 @@ def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_share
     data, model = tmp_path / "data.xmc", tmp_path / "model"
     save_data(Dataset(X, Y), data)
     with connect(shared, 2) as client, CountingProxy(client.scheduler.address) as proxy:
-        train(X, Y, model, TrainingParams(delta=0), client=proxy.address, source=data)
+        train(X, Y, model, TrainingParams(delta=0), cluster=proxy.address, source=data)
     assert data.stat().st_size > 4_000_000
     assert sum(map(len, weight_files(model).values())) > 600_000
     # Only the labels and receipts of blocks, and the list of workers, pass through.
@@ -204,7 +204,7 @@ def test_rows_are_sent_once_per_machine_and_weights_come_back_if_nothing_is_shar
                 place = tmp_path / host
                 blind(processes, *hidden, host=host, local_directory=place)
         with connect(processes, 4) as client, CountingProxy(client.scheduler.address) as proxy:
-            train(*same_problem(), model, PARAMS, client=proxy.address, source=problem_file)
+            train(*same_problem(), model, PARAMS, cluster=proxy.address, source=problem_file)
     assert weight_files(model) == reference
     rows = problem_file.stat().st_size
     (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
@@ -233,7 +233,7 @@ def test_a_copy_of_the_rows_left_by_a_killed_run_is_reused(
         begun.kill()
         begun.wait()
         (copy,) = processes.folder.glob("**/*.xmc")
-        train(*same_problem(), model, PARAMS, client=processes.file, source=problem_file)
+        train(*same_problem(), model, PARAMS, cluster=processes.file, source=problem_file)
         assert not copy.exists()
     assert weight_files(model) == reference
     (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
@@ -253,7 +253,7 @@ def test_machines_in_separate_networks_train_together(tmp_path, reference, probl
                 host=address, inside=machines.inside(i), local_directory=tmp_path / address,
             )  # fmt: skip
         with connect(processes, 3) as client:
-            train(*same_problem(), model, PARAMS, client=client, source=problem_file)
+            train(*same_problem(), model, PARAMS, cluster=client, source=problem_file)
     assert weight_files(model) == reference
 
 
@@ -268,7 +268,7 @@ def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
                 processes.kill(first)
                 begun.append(processes.worker())
 
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
     assert "is gone; others solve its blocks" in caplog.text
 
@@ -287,7 +287,7 @@ def test_a_run_continues_after_its_scheduler_restarts(tmp_path, reference, caplo
                 processes.scheduler(port=port)
                 begun.append(processes.worker())
 
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
 
 
@@ -302,7 +302,7 @@ def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, re
             connect(processes, 4) as client,
             pytest.raises(OSError, match="label 7 is cursed") as caught,
         ):
-            train(X, Y, model, PARAMS, client=client)
+            train(X, Y, model, PARAMS, cluster=client)
     assert caught.value.__notes__[-1].count("tcp://") == 3
     manifest = read_manifest(model)
     assert 0 < manifest.labels_done < 150
@@ -330,7 +330,7 @@ def test_a_worker_that_fails_alone_does_not_stop_the_others(tmp_path, reference,
         processes.worker(f"--preload={failing(tmp_path, label=7)}")
         processes.worker()
         with connect(processes, 2) as client:
-            train(*same_problem(), tmp_path / "model", PARAMS, client=client)
+            train(*same_problem(), tmp_path / "model", PARAMS, cluster=client)
     assert weight_files(tmp_path / "model") == reference
 
 
@@ -351,7 +351,7 @@ def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, ca
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         processes.worker(f"--preload={greedy}", "--memory-limit=600MB", nanny=True)
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file)
     assert (tmp_path / "eaten").exists()
     assert "is gone; others solve its blocks" in caplog.text
     assert weight_files(tmp_path / "model") == reference
@@ -366,7 +366,7 @@ def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
             connect(processes, 2) as client,
             pytest.raises(ClusterError, match=r"has dismec 0\.0\.1, but the client has dismec"),
         ):
-            train(*same_problem(), tmp_path / "model", PARAMS, client=client)
+            train(*same_problem(), tmp_path / "model", PARAMS, cluster=client)
 
 
 def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
@@ -383,7 +383,7 @@ def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
             if "is not used" not in caplog.text or "kernels" not in caplog.text:
                 time.sleep(0.4)
 
-        train(X, Y, tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+        train(X, Y, tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert "has dismec 0.0.1: it is not used" in caplog.text
     assert "runs base kernels, others" in caplog.text
     assert open_model(tmp_path / "model").n_labels == 150
@@ -402,11 +402,11 @@ def test_a_run_continues_locally_and_on_a_cluster(tmp_path, shared, reference):
 
     for n_labels, client in ((40, None), (80, shared.file), (120, None)):
         with pytest.raises(KeyboardInterrupt):
-            train(X, Y, model, PARAMS, client=client, progress=stop_after(n_labels))
+            train(X, Y, model, PARAMS, cluster=client, progress=stop_after(n_labels))
     kept = read_manifest(model).labels_done
     assert kept >= 80
     counts = []
-    train(X, Y, model, PARAMS, client=shared.file, progress=lambda done, _: counts.append(done))
+    train(X, Y, model, PARAMS, cluster=shared.file, progress=lambda done, _: counts.append(done))
     assert counts[0] == kept
     assert weight_files(model) == reference
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -28,10 +27,6 @@ from dismec.cluster.task import Task
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 from dismec.errors import ClusterError, NotReady
-from dismec.serve.answers import Service
-from dismec.serve.contract import Limits
-from servers import serving
-from test_server import features
 
 pytestmark = pytest.mark.cluster
 
@@ -388,7 +383,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         served = serve_on_cluster(str(processes.file), path)
         wait_until(served.ready)
         os.kill(worker.pid, signal.SIGSTOP)
-        wait_until(lambda: not served.ready(), 60)
+        wait_until(lambda: served.not_ready is not None, 60)
         assert "5 of 5 shards of the model are only on worker" in served.not_ready
         with pytest.raises(NotReady, match="has not answered"):
             served.predict_topk(X[:1])
@@ -465,9 +460,9 @@ def printed(*arguments):
 
 COMMANDS = [
     "predict model data.xmc -k 4",
-    "predict model data.xmc --probabilities --only some.txt",
+    "predict model data.xmc --rank probability --only some.txt",
     "predict model data.xmc --rank score --exclude some.txt",
-    "predict model data.xmc --hierarchy tree.csv --leaves-only --close-upwards",
+    "predict model data.xmc --hierarchy tree.csv --leaves-only --add-ancestors",
     "predict model data.xmc --threshold macro-f1",
     "predict model data.xmc --rerank 0.8 --only some.txt",
     "predict both data.xmc --dense E.npy --threshold 0.2",
@@ -486,46 +481,3 @@ def test_commands_print_the_same_with_a_cluster(files, shared, path, monkeypatch
     monkeypatch.chdir(files)
     words = [str(path) if word == "model" else word for word in shlex.split(command)]
     assert printed(*words, "--cluster", shared.file) == printed(*words)
-
-
-def requests(X, E):
-    row = {"features": features(X, 3)}
-    yield "model", "/predict", {**row, "k": 4}
-    yield "model", "/predict", {**row, "only": ["tag 8", 40, "tag 31"], "k": 9}
-    yield "model", "/predict", {**row, "exclude": ["tag 8"], "prefix": "tag 1", "rank": "score"}
-    yield "model", "/predict", {"rows": [{"features": features(X, i)} for i in range(40)]}
-    yield "model", "/explain", {**row, "label": "tag 31"}
-    dense = {"features": features(X, 5), "dense": E[5].tolist()}
-    yield "both", "/predict", {**dense, "only": [1, 2, 3]}
-    yield "both", "/explain", {**dense, "label": 7}
-
-
-def test_a_server_on_a_cluster_answers_as_one_with_the_weights(files, tmp_path, shared, path, X):
-    E = np.load(files / "E.npy")
-    for name, model in (("model", path), ("both", files / "both")):
-        alone = Service(model, None, Limits())
-        with serving(tmp_path, model, "--cluster", str(shared.file)) as server:
-            for of, where, body in requests(X, E):
-                if of != name:
-                    continue
-                text = json.dumps(body)
-                status, _, found = server.ask("POST", where, text)
-                assert status == 200, found
-                here = getattr(alone, where.strip("/"))(text.encode())
-                expected = json.loads(here[0] if isinstance(here, tuple) else here)
-                assert found == expected
-            known = server.ask("GET", "/model")[2]
-            assert known == alone.describe()
-            assert known["explanations"] is True
-            assert server.ask("POST", "/predict", '{"features": [], "only": ["x"]}')[0] == 400
-
-
-def test_a_server_of_texts_on_a_cluster_makes_examples_and_explains(text_files, tmp_path, shared):
-    model = text_files / "calibrated"
-    alone = Service(model, None, Limits())
-    body = json.dumps({"text": "a crate of pear and cargo", "label": "fruit"})
-    with serving(tmp_path, model, "--cluster", str(shared.file)) as server:
-        assert server.ask("GET", "/example")[0] == 200
-        status, _, found = server.ask("POST", "/explain", body)
-        assert (status, found) == (200, json.loads(alone.explain(body.encode())))
-        assert found["highlights"]

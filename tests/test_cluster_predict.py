@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -32,9 +30,7 @@ from dismec.errors import ClusterError, NotReady
 from dismec.features.transform import Transform
 from dismec.model.scoring import Predictor, best_labels
 from dismec.model.shards import pack
-from servers import serving
 from test_cluster import blind
-from test_server import features, refused
 
 pytestmark = pytest.mark.cluster
 
@@ -377,104 +373,11 @@ def test_many_threads_get_their_own_answers(shared, model, local, X):
         thread.join()
     assert wrong == []
     assert served.predict_topk(X[:0], 3)[0].shape == (0, 3)
-    assert served.ready()
+    assert served.not_ready is None
     served.close()
-    assert not served.ready()
+    assert served.not_ready is not None
     with pytest.raises(NotReady, match="closed"):
         served.predict_topk(X[:1])
-
-
-def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        worker = processes.worker()
-        with serving(tmp_path, model, "--cluster", str(processes.file)) as server:
-            assert ask_until(server, X, local, status=200) == set()
-            processes.kill(worker)
-            reasons = ask_until(server, X, local, status=503)
-            question = json.dumps({"features": features(X, 0), "label": 1})
-            assert server.ask("POST", "/explain", question)[0] == 503
-            status, headers, health = server.ask("GET", "/health")
-            assert status == 503
-            assert int(headers["Retry-After"]) >= 1
-            assert f"of {SHARDS} shards of the model are being sent" in health["error"]
-            assert health["error"] in reasons
-            processes.worker()
-            ask_until(server, X, local, status=200)
-            assert server.ask("GET", "/health")[0] == 200
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(20) == 0
-        log = server.log.read_text()
-        assert "Traceback" not in log
-        assert "all shards are available again" in log
-
-
-def ask_until(server, X, local, status):
-    """Ask until an answer has this status; each is correct or a reason. Return the reasons."""
-    labels, scores = local(5)
-    reasons = set()
-    for i in range(1000):
-        got, headers, answer = server.predict({"features": features(X, i)})
-        if got == 200:
-            assert answer["labels"] == labels[i].tolist()
-            assert np.array_equal(np.float32(answer["scores"]), scores[i])
-        else:
-            assert got == 503
-            assert headers["Retry-After"]
-            reasons.add(answer["error"])
-            time.sleep(0.05)
-        if got == status:
-            return reasons
-    raise AssertionError(f"no answer had status {status}")
-
-
-def test_server_continues_if_other_workers_hold_the_shards(tmp_path, X):
-    train(*problem(), tmp_path / "model")
-    expected = open_model(tmp_path / "model").predict_topk(X, 160)
-    local = lambda k: tuple(part[:, :k] for part in expected)  # noqa: E731
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        workers = [processes.worker() for _ in range(2)]
-        with Cluster.connect(processes.file) as cluster:
-            wait_until(lambda: len(cluster.workers()) == 2)
-        with serving(tmp_path, tmp_path / "model", "--cluster", str(processes.file)) as server:
-            ask_until(server, X, local, status=200)
-            processes.kill(workers[0])
-            for _ in range(30):
-                assert ask_until(server, X, local, status=200) == set()
-
-
-@pytest.mark.slow
-def test_server_reports_a_lost_scheduler_and_recovers(tmp_path, model, local, X):
-    with Processes(tmp_path / "dask") as processes:
-        scheduler = processes.scheduler()
-        processes.worker()
-        with serving(tmp_path, model, "--cluster", str(processes.file)) as server:
-            ask_until(server, X, local, status=200)
-            processes.kill(scheduler)
-            ask_until(server, X, local, status=503)
-            processes.scheduler()
-            processes.worker()
-            ask_until(server, X, local, status=200)
-
-
-def test_server_reloads_on_the_cluster(tmp_path, shared, model, X):
-    train(*problem(), tmp_path / "other", TrainingParams(C=0.1))
-    link = tmp_path / "current"
-    link.symlink_to(model)
-    row = {"features": features(X, 3)}
-    with serving(tmp_path, link, "--cluster", str(shared.file)) as server:
-        before = server.predict(row)[2]
-        link.unlink()
-        link.symlink_to(tmp_path / "other")
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: server.metric('dismec_reloads_total{result="ok"}') == 1)
-        after = server.predict(row)[2]
-    assert before["names"]
-    assert "names" not in after
-    labels, scores = open_model(tmp_path / "other").predict_topk(X[3:4], 5)
-    assert after["labels"] == labels[0].tolist()
-    assert np.array_equal(np.float32(after["scores"]), scores[0])
 
 
 # -- the command line ------------------------------------------------------------------------------
@@ -504,8 +407,6 @@ def test_commands_report_errors_in_one_line(tmp_path, shared):
     assert found.returncode == 2
     assert "no such directory" in found.stderr
     assert found.stderr.count("\n") == 1
-    line = refused(tmp_path / "nothing", "--port", 0, "--cluster", shared.file)
-    assert "no such directory" in line
 
 
 def test_dense_features_are_scored_on_a_cluster_as_on_one_machine(shared, tmp_path):

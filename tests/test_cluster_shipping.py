@@ -22,7 +22,7 @@ from dismec.cluster.training import ClusterJob, _ClusterRun, solve_on_cluster
 from dismec.data.dataset import Dataset, fingerprint
 from dismec.errors import ClusterError
 from dismec.features.transform import Transform
-from dismec.solve.blocks import BlockCutter
+from dismec.solve.partition import BlockCutter
 
 PIECE = 1000
 

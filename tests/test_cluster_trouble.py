@@ -68,7 +68,7 @@ def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
             if done == total:
                 os.kill(first.pid, signal.SIGCONT)  # or the run would wait for it at the end
 
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
     assert "other workers solve the same labels, and the first result counts" in caplog.text
     reports = [r.args[0] for r in caplog.records if "blocks on 2 workers" in r.getMessage()]
@@ -91,7 +91,7 @@ def test_a_worker_that_resumes_after_others_solved_its_blocks_changes_nothing(tm
                 os.kill(first.pid, signal.SIGCONT)
                 seen.append(done)
 
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert len(seen) == 2
     assert weight_files(tmp_path / "model") == reference
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
@@ -111,7 +111,7 @@ def test_blocks_solved_by_every_worker_give_the_same_model(tmp_path, reference, 
             Client(scheduler_file=str(processes.file), set_as_default=False) as client,
         ):
             client.wait_for_workers(2, timeout=60)
-            train(*same_problem(), tmp_path / "model", PARAMS, client=client)
+            train(*same_problem(), tmp_path / "model", PARAMS, cluster=client)
     assert weight_files(tmp_path / "model") == reference
 
 
@@ -149,7 +149,7 @@ def test_seven_workers_that_join_late_all_solve_blocks(tmp_path, reference):
 
         starting = threading.Thread(target=start_others)
         starting.start()
-        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file)
+        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file)
         starting.join()
     assert len(list(marks.iterdir())) == 8
     assert weight_files(tmp_path / "model") == reference
@@ -171,7 +171,7 @@ def test_threads_of_a_worker_are_bounded_however_many_blocks_it_has(tmp_path, re
                 *same_problem(),
                 tmp_path / "model",
                 TrainingParams(block_size=1, tfidf=True),
-                client=client,
+                cluster=client,
                 progress=lambda done, total: during.append(n_threads()),
             )
     assert weight_files(tmp_path / "model") == reference
@@ -262,7 +262,7 @@ def test_a_worker_with_a_full_disk_is_reported_and_others_continue(tmp_path, wid
         processes.scheduler()
         processes.worker(prefix=full, local_directory=tmp_path / "scratch")
         with pytest.raises(ClusterError) as caught:
-            train(X, Y, model, params, client=processes.file, source=wide)
+            train(X, Y, model, params, cluster=processes.file, source=wide)
         message = str(caught.value)
         assert message.startswith("worker tcp://127.0.0.1:")
         assert f" cannot take part: {tmp_path / 'scratch'}/" in message
@@ -270,7 +270,7 @@ def test_a_worker_with_a_full_disk_is_reported_and_others_continue(tmp_path, wid
         processes.worker()
         with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
-            train(X, Y, model, params, client=client, source=wide)
+            train(X, Y, model, params, cluster=client, source=wide)
     train(X, Y, tmp_path / "here", params)
     assert weight_files(model) == weight_files(tmp_path / "here")
     assert read_manifest(model).complete

@@ -24,7 +24,6 @@ from dismec import (
     open_model,
     save_data,
     train,
-    tune,
 )
 from dismec.cluster import gathering_worker, placed, training_worker
 from dismec.cluster.gathering import _blocks_of
@@ -34,8 +33,8 @@ from dismec.data.dataset import Dataset
 from dismec.data.training_file import TrainingData
 from dismec.errors import WorkerLost
 from dismec.features.transform import Transform
-from dismec.solve.blocks import BlockCutter
-from dismec.training.recipe import fit
+from dismec.solve.partition import BlockCutter
+from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=10, tfidf=True)
 ROWS, BLOCK = 600, 150
@@ -304,8 +303,8 @@ def test_options_that_need_local_rows_are_refused_before_any_work(tmp_path, para
 
 def test_choosing_c_needs_local_rows(tmp_path):
     X = Y = da.zeros((4, 4), chunks=(2, 4))
-    with pytest.raises(DataError, match="choosing C is not supported"):
-        tune(X, Y, tmp_path / "model", [1.0, 2.0], cluster=NOWHERE)
+    with pytest.raises(DataError, match='C="auto" is not supported'):
+        train(X, Y, tmp_path / "model", TrainingParams(C="auto"), cluster=NOWHERE)
 
 
 def test_a_path_needs_a_cluster(tmp_path):

@@ -19,15 +19,22 @@ import dismec
 from conftest import write_texts
 from dismec.cli import main
 from dismec.compare import comparison, process
-from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
+from dismec.compare.comparison import (
+    SYSTEMS,
+    Comparison,
+    Pair,
+    aligned,
+    check_systems,
+    pair_of_texts,
+    write_rows,
+)
 from dismec.compare.process import SystemProcess
-from dismec.compare.rows import Pair, aligned, pair_of_texts, write_rows
 from dismec.data.dataset import save_data
+from dismec.data.texts import Texts
 from dismec.errors import DataError, ModelError
-from dismec.measure import intervals
+from dismec.measure import metrics
 from dismec.measure.metrics import evaluate, shares_of_rows
 from dismec.model.directory import locked
-from dismec.training.texts import Texts
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +106,8 @@ class TestIntervals:
     def test_the_interval_of_a_mean_follows_from_its_standard_error(self):
         rng = np.random.default_rng(1)
         Y = sp.csr_array(rng.random((4000, 2)) < [0.3, 0.5])
-        drawn = intervals.drawn(Y, np.zeros((4000, 1), int), np.ones(2), (1,))
-        low, high = intervals.interval(drawn["P@1"])
+        drawn = metrics.drawn(Y, np.zeros((4000, 1), int), np.ones(2), (1,))
+        low, high = metrics.interval(drawn["P@1"])
         share = Y.toarray()[:, 0].mean()
         error = 100 * 1.96 * np.sqrt(share * (1 - share) / 4000)
         assert (high - low) / 2 == pytest.approx(error, rel=0.15)
@@ -109,18 +116,16 @@ class TestIntervals:
     def test_two_systems_see_the_same_draws(self, pair):
         _, test = aligned(pair)
         top = np.tile(np.arange(5), (200, 1))
-        one, other = (
-            intervals.drawn(test.Y, t, np.ones(test.Y.shape[1])) for t in (top, top.copy())
-        )
-        assert not intervals.difference(one, other, "P@5").any()
+        one, other = (metrics.drawn(test.Y, t, np.ones(test.Y.shape[1])) for t in (top, top.copy()))
+        assert not metrics.difference(one, other, "P@5").any()
         assert np.ptp(one["P@5"]) > 0
 
     def test_rows_drawn_in_parts_are_the_same(self, pair, monkeypatch):
         _, test = aligned(pair)
         args = test.Y, np.tile(np.arange(5), (200, 1)), np.ones(test.Y.shape[1])
-        whole = intervals.drawn(*args, draws=20)
-        monkeypatch.setattr(intervals, "_AT_A_TIME", 3 * 200)
-        parts = intervals.drawn(*args, draws=20)
+        whole = metrics.drawn(*args, draws=20)
+        monkeypatch.setattr(metrics, "_AT_A_TIME", 3 * 200)
+        parts = metrics.drawn(*args, draws=20)
         assert all((whole[name] == parts[name]).all() for name in whole)
 
 
@@ -449,7 +454,7 @@ def test_words_that_look_like_labels_are_not_labels(tmp_path):
     texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
     source = Texts.of_lists([t for t, _ in texts], [labels for _, labels in texts])
     pair = pair_of_texts(source, source)
-    from dismec.compare.rows import RowFiles
+    from dismec.compare.comparison import RowFiles
 
     files = RowFiles(tmp_path, *aligned(pair), pair)
     files.write("fasttext")

@@ -91,7 +91,7 @@ def test_with_a_token_any_host_is_answered(files):
         assert said(server, request).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.unhurried
+@pytest.mark.slow
 def test_silent_connections_make_room_for_others_without_a_flood_of_log_lines(files):
     with serving(files, files / "model") as server, ExitStack() as held:
         for i in range(1300):
@@ -106,7 +106,7 @@ def test_silent_connections_make_room_for_others_without_a_flood_of_log_lines(fi
         assert len(server.log.read_text()) < 10_000
 
 
-@pytest.mark.unhurried
+@pytest.mark.slow
 def test_an_incomplete_header_times_out(server):
     begin = time.monotonic()
     with closing(connected(server)) as silent, closing(connected(server)) as slow:
@@ -116,7 +116,7 @@ def test_an_incomplete_header_times_out(server):
     assert time.monotonic() - begin > 8
 
 
-@pytest.mark.unhurried
+@pytest.mark.slow
 def test_answers_that_nobody_reads_do_not_fill_the_memory(files):
     row = {"features": [[i, 1.0] for i in range(40)]}
     body = json.dumps({"rows": [row] * 1000, "k": 40}).encode()

@@ -17,6 +17,8 @@ from dismec.data.container import ContainerError, Spooled, forget, open_arrays, 
 from dismec.data.files import whole_file
 from dismec.data.names import pack_names, unpack_names
 
+pytestmark = pytest.mark.native
+
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1"]
 
 

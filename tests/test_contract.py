@@ -17,8 +17,8 @@ from conftest import random_problem
 from dismec import DataError, TrainingParams, open_model
 from dismec.serve.contract import Contract, Limits
 from dismec.serve.description import Interface, openapi
-from dismec.serve.queries import LongTexts, parse
-from dismec.training.recipe import fit
+from dismec.serve.request_rows import LongTexts, parse
+from dismec.training.train import fit
 from servers import serving
 
 CONTRACT = Contract(Limits(rows=3, characters=20, k=7))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dismec.data import text_lines, text_tables, unpacking
+from dismec.data import formats, text_readers
 from dismec.data.corpus import TextBatch, TextFormat, read_texts
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
@@ -196,7 +196,7 @@ def test_detecting_the_format_of_a_pipe_loses_no_bytes(tmp_path, content, packed
 
 def test_a_file_is_opened_once_to_detect_its_format_and_read_it(write):
     path = write(FILES["rows.jsonl"])
-    with mock.patch.object(unpacking, "_File", wraps=unpacking._File) as opened:
+    with mock.patch.object(formats, "_File", wraps=formats._File) as opened:
         with detect(path) as data:
             assert all_rows(data) == ROWS
         assert opened.call_count == 1
@@ -351,7 +351,7 @@ def test_files_that_are_not_text_are_refused(tmp_path, write):
 
 
 def test_a_line_without_end_is_refused(write, monkeypatch):
-    monkeypatch.setattr(text_lines, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(text_readers, "_LONGEST_LINE", 1000)
     good = FILES["rows.jsonl"]
     refused(write(good + b"x" * 1001), 5, "longer than 1000 bytes")
     assert len(all_rows(write(good + b" " * 1000))) == len(ROWS)
@@ -359,7 +359,7 @@ def test_a_line_without_end_is_refused(write, monkeypatch):
 
 def test_a_csv_field_may_be_long_but_not_without_end(write, monkeypatch):
     before = csv.field_size_limit(1000)
-    monkeypatch.setattr(text_tables, "_LONGEST_FIELD", 200_000)
+    monkeypatch.setattr(text_readers, "_LONGEST_FIELD", 200_000)
     long = b"x" * 200_000
     assert all_rows(write(b"text,labels\n" + long + b",a\n", "a.csv")) == [(long.decode(), ["a"])]
     endless = b'text,labels\na,b\n"' + b"x\n" * 100_001

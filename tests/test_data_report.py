@@ -17,15 +17,14 @@ from conftest import random_problem
 from dismec import train
 from dismec.cli import main
 from dismec.data.dataset import Dataset, save_data
-from dismec.measure.guesses import precision_of_guesses
+from dismec.measure.breakdown import precision_of_guesses
 from dismec.measure.metrics import Truth
 from dismec.report import label_facts
+from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
+from dismec.report.evaluation import describe_test
 from dismec.report.facts import describe_data, describe_texts
 from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
-from dismec.report.label_facts import describe_labels
-from dismec.report.near_names import one_edit_apart, same_words, words_of
-from dismec.report.repeats import Repeats, describe_repeats, row_hashes
-from dismec.report.tested import describe_test
+from dismec.report.label_facts import describe_labels, one_edit_apart, same_words, words_of
 
 
 def invoke(*args):
@@ -268,7 +267,7 @@ def test_data_with_few_or_no_labels_has_facts(shape):
 
 
 def test_duplicate_texts_are_found_across_batches_whatever_their_white_space():
-    repeats = Repeats()
+    repeats = Duplicates()
     repeats.add(["a  b", "other", "", "x" * 200])
     repeats.add(["a b\n", "", "x" * 200, " a b"])
     Y = indicator([{0}, {1}, set(), {0, 1}, {0}, set(), {0, 1}, {1}], 2)
@@ -284,7 +283,7 @@ def test_duplicate_rows_have_the_same_features_and_values():
     X = sp.csr_array(
         np.array([[1, 0, 2], [1, 0, 2], [0, 1, 2], [1, 0, 3], [0, 0, 0], [0, 0, 0]], np.float32)
     )
-    facts = describe_repeats(row_hashes(X), indicator([{0}, {0}, {0}, {0}, {0}, {0}], 1))
+    facts = describe_duplicates(row_hashes(X), indicator([{0}, {0}, {0}, {0}, {0}, {0}], 1))
     assert (facts["groups"], facts["rows"], facts["groups whose labels differ"]) == (1, 2, 0)
     assert facts["examples"] == [{"times": 2, "rows": [1, 2], "labels differ": False}]
 

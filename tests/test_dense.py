@@ -15,12 +15,15 @@ import scipy.sparse as sp
 
 import dismec
 import naive
+from conftest import tune, tune_text
 from dismec import DataError, TrainingParams, open_model
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
-from dismec.training.recipe import fit
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
+from dismec.training.train import fit
 from test_solver import liblinear_objective, signs
+
+pytestmark = pytest.mark.native(needs="liblinear")
 
 
 def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
@@ -48,7 +51,7 @@ def solved(parts, Y, params=None, weights=None, labels=None, **transform):
 def test_dense_labels_are_solved_to_the_optimum_and_no_worse_than_by_liblinear(width, bias):
     E, Y = dense_problem(width=width)
     solution, Xt = solved([E], Y, bias=bias)
-    assert (solution.gradient <= 1).all()
+    assert (solution.stop_ratio <= 1).all()
     Xt = Xt.toarray().astype(np.float64)
     for label, w in enumerate(solution.weights.toarray().astype(np.float64)):
         s = signs(Y, label)
@@ -119,7 +122,7 @@ def test_threads_do_not_change_the_weights_of_large_dense_sets():
     one, several = (fit([E], Y, TrainingParams(delta=0.0), threads=n) for n in (1, 3))
     np.testing.assert_array_equal(one.weights.toarray(), several.weights.toarray(), strict=True)
     solution, Xt = solved([E], Y)
-    assert (solution.gradient <= 1).all()
+    assert (solution.stop_ratio <= 1).all()
     assert solution.set_size.min() > 1 << 14
     s = signs(Y, 0)
     w = solution.weights.toarray()[0].astype(np.float64)
@@ -132,11 +135,13 @@ def test_a_path_of_several_C_ends_at_the_optimum_of_each():
     transform = Transform.fit([X, E])
     problem = Problem([X, E], Y, transform)
     grid = (1.0, 2.0, 0.5)
-    solver = LabelSolver(problem, SolverParams(delta=0.0), Cancel(), path=grid, team=Team())
+    solver = LabelSolver(
+        problem, SolverParams(delta=0.0), Cancel(), path=grid, sharing=WorkSharing()
+    )
     solution = solver.solve(np.arange(Y.shape[1]), drain=True)
     Xt = transform.apply([X, E]).toarray().astype(np.float64)
     for label, place, w in zip(
-        solution.labels, solution.place, solution.weights.toarray().astype(float), strict=True
+        solution.labels, solution.path_index, solution.weights.toarray().astype(float), strict=True
     ):
         s, C = signs(Y, label), grid[place]
         best = naive.objective(Xt, s, naive.minimum(Xt, s, C), C)
@@ -155,7 +160,7 @@ def test_float32_rows_are_read_in_place_and_others_converted_once():
 
 MEASURED = """
 import numpy as np, scipy.sparse as sp
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 E = np.random.default_rng(0).random((100_000, 200), dtype=np.float32)
 Y = sp.csr_array(E[:, :2] > 0.995)
 fit([E], Y, threads=1)
@@ -386,7 +391,7 @@ def test_calibration_delta_and_C_are_learned_with_dense_features(tmp_path):
     assert given.calibration is not None
     assert model.assign([X, E]).nnz
     assert model.reranked(0.5).predict_topk([X, E], 3)[0].shape == (900, 3)
-    tuned = dismec.tune([X, E], Y, tmp_path / "tuned", grid=(0.5, 1.0))
+    tuned = tune([X, E], Y, tmp_path / "tuned", (0.5, 1.0))
     assert tuned.model.n_dense == 20
 
 
@@ -532,7 +537,7 @@ def test_texts_are_classified_with_dense_features_beside_them(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trained = dismec.train_text(path, tmp_path / "model", dense=E)
     np.testing.assert_array_equal(trained.weights.toarray(), model.weights.toarray())
-    tuned = dismec.tune_text(path, tmp_path / "tuned", dense=E, grid=(0.5, 1))
+    tuned = tune_text(path, tmp_path / "tuned", (0.5, 1), dense=E)
     assert tuned.model.n_dense == 6
     given = {"validation": path, "validation_dense": E}
     judged = dismec.train_text(

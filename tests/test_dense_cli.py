@@ -29,6 +29,7 @@ def files(tmp_path_factory):
     np.save(folder / "T.npy", embeddings_of())
     ok("train", folder / "data.txt", "--dense", folder / "E.npy", "-o", folder / "both")
     ok("train", folder / "texts.jsonl", "--dense", folder / "T.npy", "-o", folder / "texts")
+    ok("train", folder / "data.txt", "-o", folder / "plain")
     alone = ("--dense-only", "-o", folder / "alone")
     ok("train", folder / "texts.jsonl", "--dense", folder / "T.npy", *alone)
     return folder
@@ -94,9 +95,15 @@ def test_command_line_texts_take_as_many_dense_rows(files, tmp_path):
     assert "two.npy has 2 rows, but --text has 1" in reason
 
 
-@pytest.mark.parametrize(("model", "data"), [("both", "data.txt"), ("texts", "texts.jsonl")])
-@pytest.mark.parametrize("more", [True, False])
-@pytest.mark.parametrize("piped", [True, False])
+@pytest.mark.parametrize(
+    ("model", "data", "more", "piped"),
+    [
+        ("both", "data.txt", True, False),
+        ("both", "data.txt", False, True),
+        ("texts", "texts.jsonl", True, True),
+        ("texts", "texts.jsonl", False, False),
+    ],
+)
 def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
     files, tmp_path, model, data, more, piped
 ):
@@ -145,7 +152,7 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
     assert "with --dense, --validation requires --validation-dense" in reason
     texts, T = files / "texts.jsonl", files / "T.npy"
     tuned = ("--validation", texts, "--dense", T, "--validation-dense", T, "--dense-only")
-    ok("tune", texts, *tuned, "-o", tmp_path / "tuned")
+    ok("train", texts, "--C", "auto", *tuned, "-o", tmp_path / "tuned")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,11 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "the dense features have 20"),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
-        (["sweep", "both", "--test", "data.txt"], "the model needs 20 dense features per row"),
+        (
+            ["predict", "plain", "data.txt", "--dense", "E.npy"],
+            "the model has no dense features: omit --dense",
+        ),
+        (["prune", "both", "--curve", "data.txt"], "the model needs 20 dense features per row"),
         (
             ["explain", "both", "1:1", "--dense", "E.npy"],
             "E.npy has 300 rows: choose one (--row 1)",
@@ -195,20 +206,7 @@ def test_dense_features_that_do_not_match_are_refused_in_one_line(
     assert not (files / "x").exists() or not (files / "x" / "manifest.json").exists()
 
 
-def test_a_model_without_dense_features_refuses_a_file_of_them(files, tmp_path):
-    ok("train", files / "data.txt", "-o", tmp_path / "plain")
-    given = (tmp_path / "plain", files / "data.txt", "--dense", files / "E.npy")
-    assert "the model has no dense features: omit --dense" in refused("predict", *given)
-
-
-def test_a_sweep_takes_dense_features_of_both_files(files):
-    data, dense = files / "data.txt", ("--test-dense", files / "E.npy")
-    for given in ([files / "both"], [data, "--dense", files / "E.npy"]):
-        table = json.loads(ok("sweep", *given, "--test", data, *dense, "--json"))
-        assert table[0]["weights"] > table[-1]["weights"] > 20 * 12 - 1
-
-
-def test_a_different_number_of_rows_is_refused(files, tmp_path):
-    np.save(tmp_path / "few.npy", np.load(files / "E.npy")[:7])
-    few = ("--dense", tmp_path / "few.npy")
-    assert "few.npy has 7 rows" in refused("predict", files / "both", files / "data.txt", *few)
+def test_a_pruning_curve_takes_dense_features(files):
+    given = ("--curve", files / "data.txt", "--dense", files / "E.npy")
+    table = json.loads(ok("prune", files / "both", *given, "--json"))
+    assert table[0]["weights"] > table[-1]["weights"] > 20 * 12 - 1

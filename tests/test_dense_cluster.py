@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from clusters import Processes
-from conftest import weight_files
+from conftest import tune, weight_files
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -21,7 +21,6 @@ from dismec import (
     save_data,
     train,
     train_text,
-    tune,
     update_labels,
 )
 from dismec.data.dataset import Dataset, fingerprint

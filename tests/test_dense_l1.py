@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 import naive
 from clusters import Processes
-from conftest import train_unfinished, weight_files
-from dismec import DiSMECClassifier, TrainingParams, open_model, save_data, train, tune
+from conftest import train_unfinished, tune, weight_files
+from dismec import DiSMECClassifier, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.features.transform import Transform
-from dismec.solve.blocks import cut
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
+from dismec.solve.partition import cut
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import solve_blocks
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 from test_cli import ok
 from test_dense import dense_problem
 from test_l1 import L1, check, liblinear_objective, signs, solve
+
+pytestmark = pytest.mark.native(needs="distributed sklearn liblinear")
 
 
 @pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
@@ -63,8 +65,8 @@ def test_dense_features_are_solved_as_the_same_numbers_in_a_sparse_matrix(C):
     E, Y = dense_problem(rows=2000, width=60, labels=6)
     dense, Xt = solve([E], Y, C=C)
     sparse, _ = solve(sp.csr_array(E), Y, C=C)
-    assert (dense.gradient <= 1).all()
-    assert (sparse.gradient <= 1).all()
+    assert (dense.stop_ratio <= 1).all()
+    assert (sparse.stop_ratio <= 1).all()
     np.testing.assert_allclose(dense.objective, sparse.objective, rtol=2e-4)
     for label in range(Y.shape[1]):
         w = dense.weights[[label]].toarray().ravel().astype(np.float64)
@@ -114,7 +116,7 @@ def test_rows_read_in_place_and_groups_of_many_rows_are_solved():
     Y = sp.csr_array((E[:, :2] + rng.standard_normal((20_000, 2)) > 1.5).astype(np.uint8))
     for C in (1e-3, 1.0):
         solution, Xt = solve([E], Y, C=C)
-        assert (solution.gradient <= 1).all()
+        assert (solution.stop_ratio <= 1).all()
         for label in range(2):
             theirs = liblinear_objective(Xt, signs(Y, label), C, 1e-3)
             assert solution.objective[label] <= theirs * (1 + 1.5e-4)
@@ -141,10 +143,12 @@ def test_a_path_of_several_C_ends_at_the_optimum_of_each():
     transform = Transform.fit([X, E])
     problem = Problem([X, E], Y, transform)
     grid = (1.0, 4.0, 0.25)
-    solver = LabelSolver(problem, SolverParams(delta=0, penalty="l1"), Cancel(), None, grid, Team())
+    solver = LabelSolver(
+        problem, SolverParams(delta=0, penalty="l1"), Cancel(), None, grid, WorkSharing()
+    )
     solution = solver.solve(np.arange(Y.shape[1]), drain=True)
     for label, place, objective in zip(
-        solution.labels, solution.place, solution.objective, strict=True
+        solution.labels, solution.path_index, solution.objective, strict=True
     ):
         alone, _ = solve([X, E], Y, C=grid[place], labels=[label])
         assert objective == pytest.approx(alone.objective[0], rel=2e-4)

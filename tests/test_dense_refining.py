@@ -16,21 +16,23 @@ import scipy.sparse as sp
 
 import dismec
 from clusters import Processes
-from conftest import BASE, WORDS, related
-from dismec import ModelError, TrainingParams, open_model, save_data, train, tune
+from conftest import BASE, WORDS, related, tune
+from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 from dismec.data.mixed import MixedRows
 from dismec.features.transform import Transform
 from dismec.report.facts import describe_model
-from dismec.report.pairs import strongest_pairs
-from dismec.training import refining
-from dismec.training.recipe import fit
+from dismec.report.label_facts import strongest_pairs
+from dismec.training import refine as refining
+from dismec.training.train import fit
 from naive import brute_force_scores, topk
 from servers import serving
 from test_cli import ok
 from test_refining import Interruption, files_of
 from test_server import features
+
+pytestmark = pytest.mark.native(needs="distributed sklearn")
 
 REFINE = TrainingParams(refine=True, calibrate=True, block_size=10)
 SPARSE = BASE * WORDS // 2  # words of the first half of the labels; the others are dense features
@@ -203,13 +205,13 @@ def test_a_killed_command_resumes_to_the_same_bytes(data, path, tmp_path):
 
 def test_the_second_stage_has_the_dense_features_of_the_caller(data, monkeypatch):
     seen = []
-    second = refining.Refining._second
+    second = refining._Steps._second
 
     def looked_at(self, job, wide, first):
         seen.append(wide)
         return second(self, job, wide, first)
 
-    monkeypatch.setattr(refining.Refining, "_second", looked_at)
+    monkeypatch.setattr(refining._Steps, "_second", looked_at)
     fit(*data[:2], TrainingParams(refine=True))
     (wide,) = seen
     assert isinstance(wide, MixedRows)

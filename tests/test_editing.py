@@ -16,7 +16,7 @@ from dismec import DataError, DiSMECTextClassifier, ModelError, TrainingParams, 
 from dismec.data.dataset import Dataset, save_data
 from dismec.model.directory import locked, read_manifest
 from dismec.model.weight_files import write_block
-from dismec.training.editing import add_labels, remove_labels, update_labels
+from dismec.training.edit_labels import add_labels, remove_labels, update_labels
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
 NAMES = [f"label {i}" for i in range(40)]
@@ -217,7 +217,7 @@ def test_an_edit_killed_at_the_end_resumes_too(model, problem, whole, step):
 def test_other_data_after_a_kill_starts_over(model, problem, whole):
     X, Y = problem
     with (
-        mock.patch("dismec.training.edit.write_parts", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.edit_labels.write_parts", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, X[:200], Y[:200], NAMES)

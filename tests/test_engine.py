@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from conftest import random_problem
 from dismec.features.transform import Transform
 from dismec.solve import threads as engine
-from dismec.solve.blocks import BlockCutter, EqualLabels, by_frequency, cut, effort
+from dismec.solve.partition import BlockCutter, EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept, solve_blocks
+
+pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_labels_are_found_equal_by_their_rows_alone():
 def test_labels_are_equal_to_the_first_with_the_same_rows(rows, n_rows, at_once):
     far = [sorted(n_rows - 1 - row for row in of_label) for of_label in rows]
     indptr = np.cumsum([0, *map(len, rows)])
-    with mock.patch("dismec.solve.blocks._ENTRIES_AT_ONCE", at_once):
+    with mock.patch("dismec.solve.partition._ENTRIES_AT_ONCE", at_once):
         equal = EqualLabels.of(indptr, np.array(list(chain(*far)), np.int32), n_rows)
     assert equal.groups.tolist() == [far.index(of_label) for of_label in far]
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import inspect
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conftest import random_problem
-from dismec import DataError, DiSMECClassifier, ModelError, open_model, train
+from dismec import (
+    DataError,
+    DiSMECClassifier,
+    DiSMECTextClassifier,
+    ModelError,
+    TextParams,
+    TrainingParams,
+    open_model,
+    train,
+)
 from dismec import cpu as native
 from dismec.estimators import shared as estimator
 from dismec.model import scoring as predictor
@@ -258,7 +268,7 @@ def test_a_dense_answer_that_does_not_fit_memory_is_refused(problem_data, monkey
     X, Y = problem_data
     dense, sparse = (DiSMECClassifier(n_jobs=1).fit(X, y) for y in (Y.toarray(), Y))
     expected = sparse.predict(X)
-    monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 1000)
+    monkeypatch.setattr("dismec.model.model.available_memory", lambda: 1000)
     for method in (dense.decision_function, dense.predict):
         with pytest.raises(DataError, match=r"labels would take .* GiB"):
             method(X)
@@ -273,3 +283,23 @@ def test_validation_is_routed_as_metadata(problem_data):
         search = GridSearchCV(clf, {"C": [0.1, 1.0]}, cv=2, scoring="f1_micro")
         search.fit(X, Y, validation=(X[:50], Y[:50]))
     assert search.best_estimator_.model_.params["delta_auto"]["rows"] == 50
+
+
+@pytest.mark.parametrize(
+    ("estimator", "sources", "fixed"),
+    [
+        (DiSMECClassifier, [TrainingParams], {"block_size"}),
+        (
+            DiSMECTextClassifier,
+            [TrainingParams, TextParams],
+            {"block_size", "tfidf", "normalize", "bias"},
+        ),
+    ],
+)
+def test_init_has_every_training_parameter_with_its_default(estimator, sources, fixed):
+    expected = {f.name: f.default for source in sources for f in fields(source)}
+    expected = {name: value for name, value in expected.items() if name not in fixed}
+    own = {"class_weight": None, "n_jobs": None, "cluster": None}
+    parameters = inspect.signature(estimator).parameters
+    assert {name: p.default for name, p in parameters.items()} == expected | own
+    assert all(p.annotation is not p.empty for p in parameters.values())

@@ -12,7 +12,7 @@ from conftest import write_texts
 from dismec import open_model, train_text
 from dismec.data.corpus import TextBatch
 from dismec.model.manifest import Manifest
-from dismec.training.examples import example_texts
+from dismec.training.texts import example_texts
 
 
 def batch(*rows):

@@ -21,13 +21,15 @@ from dismec import DataError, ModelError, TrainingParams
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
 from dismec.model.explanation import Contribution, Explanation, highlights
-from dismec.model.format import PRECISIONS
+from dismec.model.manifest import PRECISIONS
 from dismec.model.scoring import Predictor
 from dismec.model.shards import Shard, pack
-from dismec.training.recipe import fit as train
+from dismec.training.train import fit as train
 from test_calibration import model_of, random_calibration
 from test_predictor import random_csr
 from test_shards import some_shard
+
+pytestmark = pytest.mark.native
 
 
 def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.5):

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from conftest import random_problem
 from dismec import evaluate
-from dismec.baselines.fastxml import Blocks, FastXML, partition, separators
+from dismec.compare.fastxml import Blocks, FastXML, partition, separators
 
 FEW = FastXML(n_trees=3)
 

@@ -23,6 +23,8 @@ from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.solve.problem import Problem
 
+pytestmark = pytest.mark.native
+
 X = sp.csr_array(np.array([[3, 0, 4], [0, 0, 0], [0, -2, 0]], dtype=np.float32))
 
 dense_matrices = hnp.arrays(

@@ -13,6 +13,8 @@ import pytest
 
 from dismec.cpu import kernels
 
+pytestmark = pytest.mark.native
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

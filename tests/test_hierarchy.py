@@ -18,9 +18,9 @@ from dismec import DataError, Hierarchy, TrainingParams, open_model, train
 from dismec.cli import main
 from dismec.data.dataset import Dataset, save_data
 from dismec.measure.levels import by_level, by_node
-from dismec.report.hierarchy_facts import describe_hierarchy
-from dismec.report.tree_page import hierarchy_sections
-from dismec.training.recipe import fit
+from dismec.report.evaluation import describe_hierarchy
+from dismec.report.inspection import hierarchy_sections
+from dismec.training.train import fit
 
 # animals is a group, dogs and cats are labels with children, pug has two parents.
 PAIRS = [
@@ -239,7 +239,7 @@ def test_closing_a_ranking_gives_ancestors_the_highest_score_below_them(seed):
     scores = -np.sort(-rng.integers(0, 4, top.shape).astype(np.float32), axis=1)
     empty = rng.random(top.shape) < 0.3
     top[empty], scores[empty] = -1, -np.inf
-    closed, values = found.close_ranking(top, scores)
+    closed, values = found.add_ancestors(top, scores)
     numbers = {name: i for i, name in enumerate(found.names)}
     for row in range(6):
         best: dict[int, float] = {}
@@ -257,7 +257,7 @@ def test_closing_a_ranking_gives_ancestors_the_highest_score_below_them(seed):
 
 def test_closing_an_empty_ranking_leaves_it_empty():
     none = np.full((2, 3), -1, np.int32), np.full((2, 3), -np.inf, np.float32)
-    closed, values = tree().close_ranking(*none)
+    closed, values = tree().add_ancestors(*none)
     assert closed.shape == values.shape == (2, 0)
 
 
@@ -319,10 +319,10 @@ def parent(name):
     return f"label {int(name.split()[1]) % 4}"
 
 
-def test_predictions_are_closed_upwards(files):
+def test_ancestors_of_predictions_are_added(files):
     options = files / "test.xmc", "-k", 3, "--format", "jsonl"
     plain = list(map(json.loads, told("predict", files / "model", *options).splitlines()))
-    closed = ask(files, "-k", 3, "--close-upwards")
+    closed = ask(files, "-k", 3, "--add-ancestors")
     assert len(closed) == 300
     for before, after in zip(plain, closed, strict=True):
         scores = dict(zip(after["labels"], after["scores"], strict=True))
@@ -339,7 +339,7 @@ def test_predictions_are_of_leaves_only_and_exact(files):
         best = [(LABELS[i], v) for i, v in zip(labels, values, strict=True) if i >= 4][:5]
         assert row["labels"] == [name for name, _ in best]
         assert row["scores"] == pytest.approx([v for _, v in best], rel=1e-6)
-    both = ask(files, "-k", 1, "--leaves-only", "--close-upwards")
+    both = ask(files, "-k", 1, "--leaves-only", "--add-ancestors")
     assert all(len(row["labels"]) == 2 for row in both)
     reached = ask(files, "--threshold", 0, "--leaves-only")
     assert not {label for row in reached for label in row["labels"]} & set(LABELS[:4])
@@ -410,11 +410,11 @@ def test_commands_refuse_incompatible_options(files, tmp_path):
         return result.stderr.strip().splitlines()[-1]
 
     model, test, tree_file = (files / name for name in ("model", "test.xmc", "tree.tsv"))
-    assert "require --hierarchy" in line("predict", model, test, "--close-upwards")
+    assert "require --hierarchy" in line("predict", model, test, "--add-ancestors")
     assert "require --hierarchy" in line("predict", model, test, "--leaves-only")
     assert "needs a model" in line("inspect", test, "--hierarchy", tree_file)
     wrong = written(tmp_path / "wrong.tsv", "label 3\tlabel 4\nlabel 77\tlabel 3\n")
-    assert "--hierarchy requires --close-upwards or --leaves-only" in line(
+    assert "--hierarchy requires --add-ancestors or --leaves-only" in line(
         "predict", model, test, "--hierarchy", tree_file
     )
     for command, *options in (("predict", "--leaves-only"), ("evaluate",)):

@@ -18,10 +18,10 @@ from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model import directory
 from dismec.model.directory import commit, read_manifest
-from dismec.model.journal import Journal, make_journal, read_journal
-from dismec.model.parts import read_parts
-from dismec.training import running
-from dismec.training.recipe import fit
+from dismec.model.manifest import Journal, make_journal, read_journal
+from dismec.model.sidecar_files import read_parts
+from dismec.training import execute
+from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=5)  # 8 blocks
 
@@ -38,7 +38,7 @@ def killed(tmp_path_factory):
     """A run killed after its last block: all receipts are in its journal."""
     path = tmp_path_factory.mktemp("killed") / "model"
     with (
-        mock.patch("dismec.training.running.commit", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.execute.commit", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*random_problem(), path, PARAMS, threads=1)
@@ -77,7 +77,7 @@ def test_a_training_replaces_its_manifest_three_times_however_many_blocks_it_has
     for size in (40, 1):
         with (
             mock.patch.object(directory, "whole_file", wraps=directory.whole_file) as written,
-            mock.patch("dismec.model.journal.Journal.append", autospec=True) as append,
+            mock.patch("dismec.model.manifest.Journal.append", autospec=True) as append,
         ):
             train(*random_problem(), tmp_path / str(size), replace(PARAMS, block_size=size))
         commits = [c for c in written.call_args_list if c.args[0].name == "manifest.json"]
@@ -177,7 +177,7 @@ def test_a_writer_killed_within_a_line_loses_that_block_only(tmp_path, reference
     script = """
 import os, signal, sys
 from dismec import TrainingParams, load_data, train
-from dismec.model import journal
+from dismec.model import manifest as journal
 
 class Killed(journal.Journal):
     lines = 0
@@ -186,11 +186,11 @@ class Killed(journal.Journal):
         if self.lines < 5:
             self.lines += 1
             return super().append(receipt)
-        self._file.write(b"0123456789abcdef " + journal.receipt_text(receipt).encode()[:200])
+        self._file.write(b"0123456789abcdef " + journal._receipt_text(receipt).encode()[:200])
         os.kill(os.getpid(), signal.SIGKILL)
 
-import dismec.training.running as running
-running.Journal = Killed
+import dismec.training.execute as execute
+execute.Journal = Killed
 X, Y, _ = load_data(sys.argv[1])
 train(X, Y, sys.argv[2], TrainingParams(block_size=5), threads=1)
 """
@@ -252,7 +252,7 @@ def test_a_reader_is_not_disturbed_by_the_end_of_the_run(unfinished):
     counts = read_parts(unfinished, manifest).labels.counts
 
     def gone(path):
-        running.weight_files.finish(unfinished, manifest, "float16", counts)
+        execute.weight_files.finish(unfinished, manifest, "float16", counts)
         return read_journal(path)
 
     with mock.patch.object(directory, "read_journal", side_effect=gone):

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 
 from conftest import random_problem
 from dismec import evaluate
-from dismec.baselines.lpsr import (
+from dismec.compare.lpsr import (
     LPSR,
     Pairs,
     RowTree,

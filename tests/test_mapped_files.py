@@ -19,8 +19,10 @@ import pytest
 from conftest import random_problem
 from dismec import TrainingParams, open_model, train
 from dismec.data.container import open_arrays, write_arrays
-from dismec.data.mapped_files import watching
+from dismec.data.files import watching
 from servers import serving, wait_until
+
+pytestmark = pytest.mark.native
 
 N = 1 << 20
 
@@ -65,7 +67,7 @@ def test_a_truncated_watched_file_reads_as_zeros_and_is_marked(arrays):
     code = """
         import os, sys
         from dismec.data.container import open_arrays
-        from dismec.data.mapped_files import watching
+        from dismec.data.files import watching
         with watching() as files:
             x = open_arrays(sys.argv[1])[0]["x"]
         print(int(x[-1]), files.damage)
@@ -87,7 +89,7 @@ def test_threads_that_read_a_file_while_it_is_truncated_continue(arrays):
         from threading import Barrier
         import numpy as np
         from dismec.data.container import open_arrays
-        from dismec.data.mapped_files import watching
+        from dismec.data.files import watching
         with watching() as files:
             x = open_arrays(sys.argv[1])[0]["x"]
         ready = Barrier(5)
@@ -114,7 +116,7 @@ def test_an_unwatched_truncated_file_still_ends_the_process(arrays, tmp_path):
     code = """
         import os, sys
         from dismec.data.container import open_arrays
-        from dismec.data.mapped_files import watching
+        from dismec.data.files import watching
         with watching() as files:
             watched = open_arrays(sys.argv[1])[0]["x"]
         x = open_arrays(sys.argv[2])[0]["x"]
@@ -131,7 +133,7 @@ def test_an_earlier_handler_gets_signals_of_unwatched_memory(arrays, tmp_path):
     code = """
         import faulthandler, os, sys
         from dismec.data.container import open_arrays
-        from dismec.data.mapped_files import watching
+        from dismec.data.files import watching
         faulthandler.enable()
         with watching() as files:
             watched = open_arrays(sys.argv[1])[0]["x"]
@@ -151,7 +153,7 @@ def test_a_signal_sent_by_a_process_still_ends_the_process(arrays):
     code = """
         import os, signal, sys
         from dismec.data.container import open_arrays
-        from dismec.data.mapped_files import watching
+        from dismec.data.files import watching
         with watching() as files:
             x = open_arrays(sys.argv[1])[0]["x"]
         os.kill(os.getpid(), signal.SIGBUS)
@@ -205,7 +207,7 @@ def test_a_file_truncated_during_a_request_does_not_crash(model, pattern):
         from pathlib import Path
         from dismec.serve.answers import Service
         from dismec.serve.contract import Limits
-        service = Service(Path(sys.argv[1]), None, Limits())
+        service = Service(Path(sys.argv[1]), Limits())
         body = {"features": [[f, 1.0] for f in range(0, 3000, 3)]}
         (file,) = Path(sys.argv[1]).glob(sys.argv[2])
         whole = file.stat().st_size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -30,12 +29,12 @@ from dismec.cli import main
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.targets import columns_by_name
-from dismec.model.cutting import selected
-from dismec.model.format import FORMAT_VERSION, PRECISIONS
+from dismec.model.manifest import PRECISIONS
+from dismec.model.select_labels import selected
 from dismec.model.shards import gather, pack
 from dismec.serve.answers import Service
 from dismec.serve.contract import Limits
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 
 NAMES = [f"label {i}" for i in range(40)]
 PARAMS = TrainingParams(tfidf=True)
@@ -147,16 +146,6 @@ def test_a_subset_is_written_and_opened_and_records_its_origin(whole, tmp_path):
     assert found.evaluate(*random_problem()).keys() >= {"P@1", "PSP@1", "micro-F1"}
 
 
-@pytest.mark.parametrize("version", ["model-v1", "model-v2"])
-def test_a_subset_of_an_older_model_is_written_in_the_current_format(version, tmp_path):
-    old = open_model(Path(__file__).parent / "golden" / version)
-    wanted = np.flatnonzero(old.label_counts)[:3]
-    old.subset(wanted).save(tmp_path / "new")
-    new = open_model(tmp_path / "new", check=True)
-    assert new.manifest.version == FORMAT_VERSION
-    assert same_weights(new, slice(None), old, wanted)
-
-
 def test_a_subset_of_all_labels_has_the_same_files(whole, tmp_path):
     whole.save(tmp_path / "whole")
     whole.subset(range(40)).save(tmp_path / "subset")
@@ -254,7 +243,7 @@ def test_models_that_do_not_match_are_refused_with_the_difference(tmp_path):
     )
     fails(trained(rest, replace(PARAMS, bias=2.0)), "bias is 1.0 in the first and 2.0")
     fails(trained(rest, replace(PARAMS, tfidf=False)), "tfidf is True in the first and False")
-    fails(trained(rest, replace(PARAMS, precision="int8")), "precision is float16 and int8")
+    fails(trained(rest, replace(PARAMS, precision="float8")), "precision is float16 and float8")
     fails(trained(rest, replace(PARAMS, penalty="l1")), "penalty is l2 in the first and l1")
     fails(trained(rest, seed=3), "the idf of feature 0 is")
     fails(fit(X, Y[:, rest], PARAMS), "one has label names")
@@ -308,10 +297,10 @@ def test_a_merged_model_is_a_model_like_any_other(tmp_path):
     assert same_weights(grown, slice(None), trained(), slice(None))
     remove_labels(tmp_path / "model", ["label 3"])
     assert open_model(tmp_path / "model").label_counts[3] == 0
-    smaller = open_model(tmp_path / "model").pruned(0.1, precision="int8")
+    smaller = open_model(tmp_path / "model").pruned(0.1, precision="float8")
     assert smaller.nnz < grown.nnz
     assert DiSMECClassifier.load(tmp_path / "model").model_.n_labels == 40
-    service = Service(tmp_path / "model", None, Limits())
+    service = Service(tmp_path / "model", Limits())
     answer, n_rows = service.predict(json.dumps({"features": [[3, 1.5]], "k": 2}).encode())
     assert (len(json.loads(answer)["labels"]), n_rows) == (2, 1)
     found = run("inspect", tmp_path / "model")
@@ -355,7 +344,7 @@ def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):
     assert "no label 'nothing'" in refused("subset", model, "nothing", "-o", new)
     assert "no labels given" in refused("subset", model, "-o", new)
     assert "is in" in refused("merge", model, model, "-o", new)
-    assert refused("merge", model, model, "-o", new).endswith("(dismec subset --labels FILE)")
+    assert refused("merge", model, model, "-o", new).endswith("(subset)")
     assert "merging needs at least 2 models, got 1" in refused("merge", model, "-o", new)
     assert "is the model itself" in refused("subset", model, "label 3", "-o", model)
     assert "is one of the models" in refused("merge", model, model, "-o", model)

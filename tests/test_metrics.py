@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
-from dismec.data.labels import propensities
+from dismec.data.targets import propensities
 from dismec.errors import DataError
 from dismec.measure import metrics
 from dismec.measure.metrics import Truth
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
+
+pytestmark = pytest.mark.native
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -17,12 +17,14 @@ from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
 from dismec.cluster.prediction import ClusterModel
 from dismec.cluster.serving import ServedModel
-from dismec.model.model import Model, RankingModel
-from dismec.model.orders import check_dense
+from dismec.data.texts import Texts
+from dismec.model.model import Model, Model
+from dismec.model.model import check_dense
 from dismec.model.reranking import Reranked
-from dismec.model.topk_model import TopkModel
-from dismec.training.recipe import fit, train_requested
-from dismec.training.texts import TextRequest, Texts
+from dismec.model.model import Model
+from dismec.training.params import TrainOptions
+from dismec.training.texts import texts_read
+from dismec.training.train import fit, train_on
 
 
 def test_a_model_is_evaluated_on_any_matrix_of_labels():
@@ -48,8 +50,8 @@ def texts():
     rows = [" ".join(rng.choice(words[5 * p : 5 * p + 5], 4)) for p in picked]
     params = TrainingParams(tfidf=True, calibrate=True)
     source = Texts.of_lists(rows, [labels[p] for p in picked])
-    with TextRequest(source, params).as_rows() as request:
-        return train_requested(request), rows
+    with texts_read(source, TrainOptions(params)) as read:
+        return train_on(*read), rows
 
 
 def test_a_text_model_predicts_texts(texts):
@@ -178,16 +180,15 @@ def test_the_repr_of_a_model_says_what_it_is(texts):
     X, Y = random_problem(rows=60, labels=1)
     model = fit(X, Y)
     assert repr(model).startswith(f"Model(1 label, {X.shape[1]} features, ")
-    assert repr(model.reranked(probabilities=False)).startswith("Reranked(1 label, ")
 
 
 def test_a_dense_answer_that_does_not_fit_memory_is_refused(monkeypatch):
     X, Y = random_problem(rows=60, labels=4)
     model = fit(X, Y)
-    monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 900)
+    monkeypatch.setattr("dismec.model.model.available_memory", lambda: 900)
     with pytest.raises(DataError, match=r"60 rows × 4 labels would take .* predict_topk or assign"):
         model.decision_function(X)
-    monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 960)
+    monkeypatch.setattr("dismec.model.model.available_memory", lambda: 960)
     assert model.decision_function(X).shape == (60, 4)
     with pytest.raises(DataError, match=r"200,000 rows × 100,000 labels would take 74\.5 GiB"):
         check_dense("decision_function", 200_000, 100_000, 4, "")
@@ -292,10 +293,27 @@ def test_damage_to_a_single_file_is_refused(texts):
 def test_every_model_checks_rows_in_the_same_way():
     """What is refused here is also refused on a cluster and by the server."""
     for kind in (Model, ClusterModel, ServedModel):
-        assert kind.predict_topk is RankingModel.predict_topk
-        assert kind.evaluate is RankingModel.evaluate
-    assert Reranked.predict_topk is TopkModel.predict_topk
-    assert Reranked.evaluate is TopkModel.evaluate
+        assert kind.predict_topk is Model.predict_topk
+        assert kind.evaluate is Model.evaluate
+
+
+def test_a_reranked_view_gives_its_values_but_no_weights(texts, tmp_path):
+    model, rows = texts
+    view = model.reranked()
+    labels, values = view.predict_topk(rows, 3)
+    dense = view.decision_function(rows)
+    np.testing.assert_array_equal(np.take_along_axis(dense, labels, 1), values)
+    assert [view.place(rows[:1], label) for label in labels[0]] == [1, 2, 3]
+    assert view.calibration is None
+    for call in (
+        lambda: view.weights,
+        lambda: view.save(tmp_path / "view"),
+        lambda: view.subset([0]),
+        lambda: view.pruned(0.1),
+        lambda: view.explain(rows[:1], 0),
+    ):
+        with pytest.raises(ModelError, match=r"needs the weights|explain the model itself"):
+            call()
 
 
 def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):

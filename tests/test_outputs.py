@@ -48,11 +48,9 @@ def refused(*arguments):
         ("train DATA -o foreign", "it contains 'notes.txt'"),
         ("train DATA -o file.svg", "cannot be a model directory"),
         ("train DATA -o file.svg/model", "cannot be a model directory"),
-        ("tune DATA -o model", "model already holds a finished model"),
-        ("tune DATA -o foreign", "it contains 'notes.txt'"),
-        ("tune DATA -o new --plot file.svg", "file.svg exists"),
-        ("sweep DATA --test DATA --plot file.svg", "file.svg exists"),
-        ("sweep DATA --test DATA --plot no/file.svg", "no: no such directory"),
+        ("train DATA -o new --C auto --plot file.svg", "file.svg exists"),
+        ("prune model --curve DATA --plot file.svg", "file.svg exists"),
+        ("prune model --curve DATA --plot no/file.svg", "no: no such directory"),
         ("compare DATA --test DATA -o new --html file.svg", "file.svg exists"),
         ("compare DATA --test DATA -o new --html foreign", "foreign is a directory"),
         ("compare DATA --test DATA -o foreign", "such as 'notes.txt'"),
@@ -76,9 +74,9 @@ def test_an_output_that_exists_is_refused_before_data_is_read(
 def test_overwrite_replaces_files(files, tmp_path):
     plot, data = tmp_path / "plot.svg", files / "data.xmc"
     plot.write_text("old")
-    options = ["--test", data, "--plot", plot, "--delta", "0.01,0.1"]
-    assert "exists: choose" in refused("sweep", files / "model", *options)
-    assert run("sweep", files / "model", *options, "--overwrite").exit_code == 0
+    options = ["--curve", data, "--plot", plot, "--delta", "0.01,0.1"]
+    assert "exists: choose" in refused("prune", files / "model", *options)
+    assert run("prune", files / "model", *options, "--overwrite").exit_code == 0
     assert plot.read_text() != "old"
 
 
@@ -137,8 +135,9 @@ def test_train_and_prune_report_as_json(files, tmp_path):
     assert found["weights"] == open_model(tmp_path / "small").nnz < model.nnz
 
 
-def test_tune_reports_as_json(files, tmp_path):
-    found = told("tune", files / "data.xmc", "-o", tmp_path / "model", "--grid", "0.5,1")
+def test_a_choice_of_C_is_reported_as_json(files, tmp_path):
+    choice = ("--C", "auto", "--grid", "0.5,1")
+    found = told("train", files / "data.xmc", "-o", tmp_path / "model", *choice)
     assert found.keys() >= FACTS | {"C", "metric", "table"}
     assert found["C"] in [row["C"] for row in found["table"]]
 

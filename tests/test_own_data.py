@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dismec import open_model, train_text
-from dismec.data import text_lines
+from dismec.data import text_readers
 from dismec.data.corpus import TextFormat, is_frame, read_frame, read_texts
 from dismec.data.formats import detect
-from dismec.data.label_cells import LabelCells
-from dismec.data.text_format import RefusedError
+from dismec.data.text_format import LabelCells, RefusedError
+from dismec.data.texts import Texts
 from dismec.errors import DataError
-from dismec.training.texts import Texts, text_dataset
+from dismec.features.text_rows import text_dataset
 
 DEFAULT = TextFormat()
 ROWS = [("Wheat rose.", ["grain", "wheat, winter"]), ("Ça coûte 3 €", []), ("So", ["a|b", "c"])]
@@ -215,7 +215,7 @@ def test_a_json_array_is_read_like_lines(tmp_path, indent):
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_a_json_array_may_be_larger_than_one_read(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(text_lines, "_CHUNK", chunk)
+    monkeypatch.setattr(text_readers, "_CHUNK", chunk)
     rows = [(f"text {i} ] , [ " * 20, [f"l{i}"]) for i in range(50)]
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"text": t, "labels": n} for t, n in rows], indent=2))

@@ -8,8 +8,8 @@ import pytest
 from conftest import random_problem
 from dismec import TrainingParams, train
 from dismec.cli.pace import Pace
-from dismec.solve.blocks import effort
-from dismec.training.request import WorkProgress, part_of
+from dismec.solve.partition import effort
+from dismec.training.params import WorkProgress, part_of
 
 
 class Clock:
@@ -90,7 +90,7 @@ def test_a_training_reports_the_share_of_work_done(tmp_path):
 
 
 def test_effort_grows_with_the_rows_of_a_label():
-    from dismec.solve.blocks import EqualLabels
+    from dismec.solve.partition import EqualLabels
 
     indptr = np.array([0, 1, 4, 4])
     equal = EqualLabels.of(indptr, np.array([0, 0, 1, 2], np.int32), 3)

@@ -21,14 +21,15 @@ from dismec.cpu import in_threads, kernels
 from dismec.data.container import forget
 from dismec.features.transform import Transform
 from dismec.model import shards
-from dismec.model.classifiers import Classifiers
 from dismec.model.directory import commit, read_manifest
 from dismec.model.manifest import Manifest
-from dismec.model.parts import LabelTable, Parts, read_parts, write_parts
-from dismec.model.shards import Packing, Shard, gather, pack
+from dismec.model.shards import Classifiers, Packing, Shard, gather, pack
+from dismec.model.sidecar_files import LabelTable, Parts, read_parts, write_parts
 from dismec.model.weight_files import finish, read_block, read_shards, write_block
 from dismec.solve.block import Block
 from test_predictor import random_csr
+
+pytestmark = pytest.mark.native
 
 
 def write_model(path, blocks, n_labels, n_features):
@@ -93,7 +94,7 @@ def test_threads_together_hold_no_more_than_two_full_shards(threads, most, at_on
     assert {call.args[1] for call in made.call_args_list} == {helpers}
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "float8"])
 @pytest.mark.parametrize("n_rows", [60, 300])
 def test_threads_that_share_a_shard_pack_the_same_bytes(precision, n_rows):
     dense = random_csr(np.random.default_rng(5), n_rows, 10_001, 0.02).toarray()
@@ -232,7 +233,7 @@ def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved)
 def test_blocks_are_released_after_reading(tmp_path):
     W = random_csr(np.random.default_rng(8), 60, 9, 0.6)
     manifest = write_model(tmp_path / "model", strided(W, 6), 60, 8)
-    with mock.patch("dismec.model.classifiers.forget", wraps=forget) as forgotten:
+    with mock.patch("dismec.model.shards.forget", wraps=forget) as forgotten:
         finish(tmp_path / "model", manifest, "float16", np.ones(60), 2)
     arrays = [call.args[0] for call in forgotten.call_args_list]
     assert len(arrays) >= 12  # once to check a block, and once to take its rows

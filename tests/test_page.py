@@ -72,13 +72,16 @@ def test_ranked_labels_appear_with_bars_of_their_probabilities(server, visit):
     expect(page.locator("#list li")).to_have_count(len(LABELS))
 
 
-def test_scores_are_not_passed_off_as_probabilities(text_files, visit):
+def test_scores_are_not_passed_off_as_probabilities_and_their_threshold_is_zero(text_files, visit):
     with serving(text_files, text_files / "plain") as server:
         page = visit(server)
         page.fill("#text", TEXT)
         expect(first_label(page)).to_have_text("fruit")
         expect(page.locator("#scale")).to_contain_text("not probabilities")
         assert re.fullmatch(r"[+−]\d+\.\d\d", page.locator(".amount").first.inner_text())
+        line = page.locator(".bar b").first
+        expect(line).to_be_visible()
+        assert line.evaluate("e => e.style.left") == "50%"
 
 
 def test_hover_shows_the_words_that_contributed_most(server, visit):
@@ -200,6 +203,7 @@ def test_emoji_do_not_shift_the_highlights(server, visit):
     expect(marked(page)).to_have_text(["apple", "banana"])
 
 
+@pytest.mark.slow
 def test_a_megabyte_stays_quick(server, visit):
     page = visit(
         server,
@@ -219,6 +223,7 @@ def test_a_megabyte_stays_quick(server, visit):
     assert len(page.locator("#copy").inner_text()) < 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_paste", [True, False])
 def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
     page = visit(server, permissions=["clipboard-read", "clipboard-write"])
@@ -242,6 +247,7 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
     expect(first_label(page)).to_have_text("fruit")
 
 
+@pytest.mark.slow
 def test_word_that_is_everywhere_is_marked_in_a_long_text(server, visit):
     page = visit(server)
     paste(page, ("The harbour was full. It goes on like so. " * 50 + "One apple. ") * 200)
@@ -541,15 +547,6 @@ def test_threshold_is_drawn_and_assigned_labels_are_marked(server, visit):
     )
     assert marks == over
     expect(page.locator("#scale")).to_contain_text(f"{sum(over)} of these 5 labels")
-
-
-def test_threshold_of_scores_is_drawn_at_zero(text_files, visit):
-    with serving(text_files, text_files / "plain") as server:
-        page = visit(server)
-        page.fill("#text", TEXT)
-        line = page.locator(".bar b").first
-        expect(line).to_be_visible()
-        assert line.evaluate("e => e.style.left") == "50%"
 
 
 def test_labels_are_compared_side_by_side(server, visit):

@@ -13,7 +13,7 @@ import pytest
 import browsing
 from browsing import CONTRAST, expect
 from dismec import Hierarchy, open_model
-from dismec.serve.tree import ServedTree
+from dismec.serve.label_browser import ServedTree
 from servers import serving
 
 needs_chromium = browsing.needs_chromium
@@ -50,6 +50,13 @@ def folder(tmp_path_factory):
     command = ["train", folder / "texts.jsonl", "-o", folder / "model", "--quiet"]
     subprocess.run([sys.executable, "-m", "dismec", *map(str, command)], check=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """A server without a hierarchy."""
+    with serving(folder, folder / "model") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +174,15 @@ def test_invalid_queries_are_refused(server, query, reason):
     assert reason in answer["error"]
 
 
-def test_a_server_without_a_hierarchy_has_no_tree(folder):
-    with serving(folder, folder / "model") as plain:
-        assert plain.ask("GET", "/tree")[0] == 404
-        assert "/tree" not in plain.ask("GET", "/openapi.json")[2]["paths"]
-        assert plain.ask("GET", "/model")[2]["hierarchy"] is None
-        answer = plain.predict({"text": "dogx1"})[2]
-        assert "paths" not in answer
-        status, _, answer = plain.predict({"text": "dogx1", "below": "dogs"})
-        assert status == 400
-        assert "unknown key 'below'" in answer["error"]
+def test_a_server_without_a_hierarchy_has_no_tree(plain):
+    assert plain.ask("GET", "/tree")[0] == 404
+    assert "/tree" not in plain.ask("GET", "/openapi.json")[2]["paths"]
+    assert plain.ask("GET", "/model")[2]["hierarchy"] is None
+    answer = plain.predict({"text": "dogx1"})[2]
+    assert "paths" not in answer
+    status, _, answer = plain.predict({"text": "dogx1", "below": "dogs"})
+    assert status == 400
+    assert "unknown key 'below'" in answer["error"]
 
 
 def test_the_description_has_the_tree_and_its_example_can_be_sent(server):
@@ -309,13 +315,12 @@ def test_page_searches_the_tree(server, visit):
 
 
 @needs_chromium
-def test_page_of_a_server_without_a_hierarchy_has_no_tree(folder, visit):
-    with serving(folder, folder / "model") as plain:
-        page = visit(plain)
-        page.fill("#text", "dogx1")
-        expect(page.locator("#list li").first).to_be_visible()
-        expect(page.locator("#tree")).to_be_hidden()
-        expect(page.locator("#list .path")).to_have_count(0)
+def test_page_of_a_server_without_a_hierarchy_has_no_tree(plain, visit):
+    page = visit(plain)
+    page.fill("#text", "dogx1")
+    expect(page.locator("#list li").first).to_be_visible()
+    expect(page.locator("#tree")).to_be_hidden()
+    expect(page.locator("#list .path")).to_have_count(0)
 
 
 @needs_chromium

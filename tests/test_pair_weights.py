@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -14,7 +12,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 
 from clusters import Processes
-from conftest import random_problem, train_unfinished, weight_files
+from conftest import random_problem, train_unfinished, tune, weight_files
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -24,7 +22,6 @@ from dismec import (
     save_data,
     train,
     train_text,
-    tune,
 )
 from dismec.cli import main
 from dismec.data.container import open_arrays, write_arrays
@@ -35,9 +32,11 @@ from dismec.data.training_file import TrainingData
 from dismec.features.transform import Transform
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks, solve_path
-from dismec.training.recipe import fit
-from test_team import KINDS, frequent_labels
+from dismec.training.train import fit
 from test_weights import NAMES, TEXTS, objective, some_weights, text_lines, weighted_minimum
+from test_work_sharing import KINDS, frequent_labels
+
+pytestmark = pytest.mark.native(needs="distributed liblinear pandas sklearn")
 
 EXACT = TrainingParams(precision="float32", delta=0)
 
@@ -70,7 +69,7 @@ def excess(X, Y, pairs, labels, C=1.0, v=None):
     """How much each label's objective is above that of LIBLINEAR, relative to it."""
     problem, transform = pairs_problem(X, Y, pairs, v)
     solution = problem.solve(labels, SolverParams(C, 0.0))
-    assert (solution.gradient <= 1).all()
+    assert (solution.stop_ratio <= 1).all()
     rows = sp.csr_array(transform.apply(X).astype(np.float64))
     of_pairs, found = dense_pairs(pairs), []
     for place, label in enumerate(labels):
@@ -501,15 +500,10 @@ def test_the_command_line_takes_lines_and_matrices(tmp_path, problem_data):
         assert result.exit_code == 0, result.output
         assert weight_files(tmp_path / kind) == weight_files(tmp_path / "expected")
     how = ("--pair-weights", tmp_path / "pairs.txt", "--quiet")
-    tuned = run("tune", tmp_path / "data.txt", "-o", tmp_path / "tuned", "--grid", "1,2", *how)
+    chosen = ("--C", "auto", "--grid", "1,2")
+    tuned = run("train", tmp_path / "data.txt", "-o", tmp_path / "tuned", *chosen, *how)
     assert tuned.exit_code == 0, tuned.output
     assert open_model(tmp_path / "tuned").params["pair_weights"]["pairs"] == pairs.nnz
-    test = ("--test", tmp_path / "data.txt", "--json", *how)
-    weighed = json.loads(run("sweep", tmp_path / "data.txt", *test).output)
-    plain = json.loads(run("sweep", tmp_path / "data.txt", *test[:3], "--quiet").output)
-    assert weighed[0]["weights"] != plain[0]["weights"]
-    refused = run("sweep", tmp_path / "tuned", *test)
-    assert "--pair-weights applies to training" in refused.output
 
 
 def load(path):

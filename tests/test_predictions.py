@@ -24,9 +24,10 @@ from conftest import random_problem
 from dismec import Dataset, Model, load_data, open_model, save_data
 from dismec.cli import main
 from dismec.cli.options import Reading
-from dismec.data.prediction_formats import ENDINGS, FORMATS, format_of, spell_name
+from dismec.cli.output import ENDINGS, FORMATS, format_of
 from dismec.data.predictions import Columns, prediction_file, prediction_writer
-from dismec.data.synthetic_text import generate_text, write_text
+from dismec.data.printable import spell_name
+from dismec.data.synthetic import generate_text, write_text
 from dismec.errors import DataError, DismecError
 from dismec.model.thresholds import ranked
 

@@ -16,9 +16,11 @@ import naive
 from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
-from dismec.model.format import PRECISIONS
+from dismec.model.manifest import PRECISIONS
 from dismec.model.scoring import Predictor, empty_topk
 from dismec.model.shards import gather, pack
+
+pytestmark = pytest.mark.native
 
 
 def random_csr(rng, n_rows, n_columns, density, values=None):

@@ -28,8 +28,10 @@ from dismec import (
 from dismec.data.dataset import Dataset
 from dismec.model.directory import commit, read_manifest
 from dismec.model.provenance import sentence, shown
-from dismec.training.delta import DEPTHS, GRID, held_out, pick
-from dismec.training.recipe import fit
+from dismec.training.held_out import DEPTHS, held_out
+from dismec.training.held_out import pick_delta as pick
+from dismec.training.params import DELTAS as GRID
+from dismec.training.train import fit
 from test_cli import ok, refused, run
 
 AUTO = TrainingParams(delta="auto", block_size=50)
@@ -145,7 +147,7 @@ def test_data_too_small_to_choose_delta_is_refused(tmp_path, problem_data):
     for x, y, params, validation, reason in [
         (X[:1], Y[:1], AUTO, None, "too few to hold one out"),
         (X, Y[:, :1], AUTO, None, "needs at least 2 labels to rank, the data have 1"),
-        (X, Y, TrainingParams(), (X, Y), 'only with delta="auto"'),
+        (X, Y, TrainingParams(), (X, Y), 'only with C="auto", delta="auto"'),
         (X, Y, AUTO, (X[:0], Y[:0]), "validation data: no rows"),
         (X, Y, AUTO, (X[:5], Y[:6]), "validation data: X has 5 rows"),
         (X, Y, AUTO, (sp.hstack([X, X]), Y), "validation data: X has 160 features"),
@@ -170,7 +172,8 @@ def test_an_unfinished_run_resumes_with_its_delta(tmp_path, data, monkeypatch):
     train_unfinished(X, Y, path, AUTO)
     whole = read_manifest(path)
     commit(path, whole.with_blocks(whole.blocks[:1]))
-    monkeypatch.setattr("dismec.training.delta.choose", None)  # would be called to choose again
+    # It would be called to choose again.
+    monkeypatch.setattr("dismec.training.held_out.choose_delta", None)
     for params, validation, reason in [
         (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
         (replace(AUTO, delta=0.02), None, "delta auto on 300 held-out rows instead of 0.02"),
@@ -260,7 +263,7 @@ def test_rounding_moves_hardly_any_weight_across_delta(problem_data):
     assert moved.nnz == 0 or (abs(moved.data - 0.2) < 0.2 * 2**-11).all()
 
 
-@pytest.mark.parametrize("precision", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "float32", "float8"])
 def test_changing_precision_equals_training_with_it(tmp_path, problem_data, precision):
     X, Y = problem_data
     exact = fit(X, Y, TrainingParams(precision="float32"))
@@ -356,9 +359,9 @@ def test_command_line_prunes(files, tmp_path):
     assert weight_files(out) == before
     ok("prune", files / "model", "-o", out, "--delta", "0.1", "--overwrite")
     assert open_model(out).params["delta"] == 0.1
-    said = run("prune", files / "model", "-o", tmp_path / "small", "--precision", "int8").output
-    assert "weights in int8" in said
-    assert open_model(tmp_path / "small").params["precision"] == "int8"
+    said = run("prune", files / "model", "-o", tmp_path / "small", "--precision", "float8").output
+    assert "weights in float8" in said
+    assert open_model(tmp_path / "small").params["precision"] == "float8"
     weights = [
         sum(map(len, weight_files(p).values())) for p in (files / "model", tmp_path / "small")
     ]
@@ -370,7 +373,10 @@ def test_command_line_prunes(files, tmp_path):
     [
         ("train train.txt -o new --delta often", "'often' is neither a number nor auto"),
         ("train train.txt -o new --delta -1", "delta is -1.0"),
-        ("train train.txt -o new --validation test.txt", "--validation requires --delta auto"),
+        (
+            "train train.txt -o new --validation test.txt",
+            "--validation requires --C auto",
+        ),
         ("train train.txt -o new --delta auto --validation-labels test.txt", "--validation"),
         ("train train.txt -o new --delta auto --validation nothing.txt", "nothing.txt"),
         ("train one.txt -o new --delta auto", "too few to hold one out"),

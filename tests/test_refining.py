@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from clusters import Processes
-from conftest import BASE, random_problem, related
+from conftest import BASE, random_problem, related, tune
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
@@ -27,12 +27,13 @@ from dismec.estimators.texts import DiSMECTextClassifier
 from dismec.features.transform import Transform
 from dismec.model.directory import read_manifest
 from dismec.report.facts import describe_model
-from dismec.report.pairs import strongest_pairs
-from dismec.training import refining
-from dismec.training.editing import add_labels, remove_labels
-from dismec.training.recipe import fit
-from dismec.training.tuning import tune
+from dismec.report.label_facts import strongest_pairs
+from dismec.training import refine as refining
+from dismec.training.edit_labels import add_labels, remove_labels
+from dismec.training.train import fit
 from naive import brute_force_scores, topk
+
+pytestmark = pytest.mark.native(needs="distributed sklearn")
 
 REFINE = TrainingParams(refine=True, block_size=10)
 
@@ -352,7 +353,7 @@ def test_a_run_that_has_chosen_the_plain_model_resumes_with_it(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         train(X, Y, directory, REFINE, progress=interrupt)
     tried = []
-    monkeypatch.setattr(refining.Refining, "_out_of_fold", lambda *_: tried.append(1))
+    monkeypatch.setattr(refining._Steps, "_out_of_fold", lambda *_: tried.append(1))
     train(X, Y, directory, REFINE)
     assert not tried
     name = "shard-000000.safetensors"
@@ -407,7 +408,7 @@ def test_a_report_names_related_pairs(path, model):
 
 def test_refined_models_can_be_pruned_and_pickled_and_labels_removed(data, path, model, tmp_path):
     X = data[2]
-    pruned = model.pruned(0.05, precision="int8")
+    pruned = model.pruned(0.05, precision="float8")
     assert pruned.nnz < model.nnz
     pruned.save(tmp_path / "pruned")
     again = open_model(tmp_path / "pruned")

@@ -24,18 +24,25 @@ from conftest import random_problem, train_unfinished, weight_files
 from dismec import TrainingParams, open_model, train
 from dismec.cli import main
 from dismec.data.dataset import Dataset, save_data
-from dismec.data.labels import propensities
+from dismec.data.targets import propensities
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.measure import metrics
-from dismec.measure.breakdown import by_group, by_label, frequency_groups
-from dismec.measure.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
+from dismec.measure.breakdown import (
+    POINTS,
+    by_group,
+    by_label,
+    describe_frequencies,
+    frequency_groups,
+    histogram,
+    spread_ranks,
+)
 from dismec.measure.probabilities import reliability
 from dismec.model.directory import read_manifest
 from dismec.report.estimate import estimate_training, summarize_estimate
+from dismec.report.evaluation import describe_test
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from dismec.report.inspection import make_page, write_page
-from dismec.report.tested import describe_test
 from dismec.solve.block import BlockStats
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
@@ -485,7 +492,7 @@ def test_a_page_never_overwrites_its_subject(tmp_path):
         )
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "float8"])
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 def test_nothing_is_ambiguous_where_nothing_is_dropped(tmp_path, penalty, precision):
     params = TrainingParams(delta=0, penalty=penalty, precision=precision)
@@ -494,7 +501,7 @@ def test_nothing_is_ambiguous_where_nothing_is_dropped(tmp_path, penalty, precis
 
 
 def test_labels_only_in_test_texts_are_reported_by_name(tmp_path):
-    from dismec.data.synthetic_text import generate_text, write_text
+    from dismec.data.synthetic import generate_text, write_text
 
     write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))
     long = "a label with a name that goes on and on " * 5

@@ -13,11 +13,10 @@ from conftest import random_problem
 from dismec import Hierarchy, TrainingParams, train
 from dismec.data.dataset import Dataset
 from dismec.report import page as page_module
+from dismec.report.evaluation import describe_hierarchy, describe_test
 from dismec.report.facts import describe_model, describe_texts
-from dismec.report.hierarchy_facts import describe_hierarchy
 from dismec.report.inspection import write_page
 from dismec.report.page import label_table, page_of
-from dismec.report.tested import describe_test
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import fields, replace
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from conftest import random_problem, train_unfinished, weight_files
+from conftest import random_problem, weight_files
 from dismec import (
     DiSMECClassifier,
     DiSMECTextClassifier,
@@ -19,15 +20,12 @@ from dismec import (
     open_model,
     train,
     train_text,
-    tune,
-    tune_text,
 )
 from dismec.cli import main
-from dismec.model.format import PRECISIONS
-from dismec.model.provenance import shown
+from dismec.data.dataset import fingerprint
+from dismec.model.manifest import PRECISIONS
 from dismec.solve.costs import WEIGHTINGS
 from dismec.solve.problem import PENALTIES
-from dismec.training.sweep import sweep
 
 PARAMS = TrainingParams(block_size=10, delta="auto", calibrate=True)
 
@@ -36,20 +34,29 @@ class Stopped(Exception):  # noqa: N818
     """Raised instead of training."""
 
 
+ADVANCED = (
+    *("tol", "bias", "penalty", "precision", "positive_weight", "weighting"),
+    *("propensity_a", "propensity_b", "dense_scale"),
+)
+
+
 @pytest.fixture
 def requests():
-    """Requests that would have been carried out."""
+    """The options of trainings that would have been run."""
     seen = []
 
-    def stop(request, *_):
-        seen.append(request)
+    def stop(_, options):
+        seen.append(options.cluster)
+        raise Stopped
+
+    def stop_edit(where, _):
+        seen.append(where)
         raise Stopped
 
     with (
-        mock.patch("dismec.training.recipe.train_requested", stop),
-        mock.patch("dismec.training.tuning.train_requested", stop),
-        mock.patch("dismec.training.texts.train_requested", stop),
-        mock.patch("dismec.training.edit.workplace", stop),
+        mock.patch("dismec.training.train.train_on", stop),
+        mock.patch("dismec.training.texts.train_on", stop),
+        mock.patch("dismec.training.edit_labels.opened_executor", stop_edit),
     ):
         yield seen
 
@@ -61,41 +68,36 @@ def model_of_30(tmp_path, problem_data):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("name", ["cluster", "client"])
-def test_where_to_train_is_one_parameter_with_an_old_alias(requests, name, tmp_path, problem_data):
+def test_where_to_train_is_one_parameter(requests, tmp_path, problem_data):
     X, Y = problem_data
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "some words", "labels": ["a"]}\n')
-    where = {name: "tcp://there:1"}
+    where = {"cluster": "tcp://there:1"}
     for door in (
         lambda: train(X, Y, tmp_path / "model", **where),
-        lambda: tune(X, Y, tmp_path / "model", **where),
-        lambda: sweep(X, Y, (X, Y), **where),
         lambda: train_text(texts, tmp_path / "model", **where),
-        lambda: tune_text(texts, tmp_path / "model", **where),
+        lambda: DiSMECClassifier(**where).fit(X, Y),
+        lambda: DiSMECTextClassifier(**where).fit(["some words"], ["a"]),
     ):
         with pytest.raises(Stopped):
             door()
-        assert requests.pop().cluster == "tcp://there:1"
+        assert requests.pop() == "tcp://there:1"
 
 
-@pytest.mark.parametrize("name", ["cluster", "engine"])
-def test_estimators_accept_both_names_of_where_to_fit(requests, name, problem_data):
+def test_estimators_fit_where_requested(requests, problem_data):
     for clf, data in (
         (DiSMECClassifier, problem_data),
         (DiSMECTextClassifier, (["some words"], ["a"])),
     ):
         with pytest.raises(Stopped):
-            clf(**{name: "tcp://there:1"}).fit(*data)
-        assert requests.pop().cluster == "tcp://there:1"
+            clf(cluster="tcp://there:1").fit(*data)
+        assert requests.pop() == "tcp://there:1"
 
 
 def test_labels_are_added_where_requested(model_of_30, requests, problem_data):
-    X, Y = problem_data
-    for name in ("cluster", "client"):
-        with pytest.raises(Stopped):
-            add_labels(model_of_30, X, Y, **{name: "tcp://there:1"})
-        assert requests.pop().cluster == "tcp://there:1"
+    with pytest.raises(Stopped):
+        add_labels(model_of_30, *problem_data, cluster="tcp://there:1")
+    assert requests.pop() == "tcp://there:1"
 
 
 def test_every_parameter_is_in_the_options_the_estimators_and_the_manifest(tmp_path, problem_data):
@@ -108,10 +110,10 @@ def test_every_parameter_is_in_the_options_the_estimators_and_the_manifest(tmp_p
     assert {field.name for field in fields(TextParams)} <= texts
     X, Y = problem_data
     dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
-    assert dense.manifest.params.keys() == names
+    assert dense.manifest.params.keys() == names - {"grid", "metric"}  # these are in C_auto
     # Parameters of dense features are omitted if there are none.
     plain = train(X, Y, tmp_path / "model")
-    assert plain.manifest.params.keys() == names - {"dense_scale"}
+    assert plain.manifest.params.keys() == names - {"dense_scale", "grid", "metric"}
 
 
 def test_choices_of_the_command_line_match_the_library():
@@ -121,25 +123,16 @@ def test_choices_of_the_command_line_match_the_library():
     assert choices["weighting"] == WEIGHTINGS
 
 
-def test_estimators_keep_the_order_of_their_parameters():
-    clf = DiSMECClassifier(2.0, 0.1, 0.001, True, False, 0.5, "int8", True, 3)
-    assert (clf.C, clf.delta, clf.tol, clf.tfidf, clf.normalize) == (2.0, 0.1, 0.001, True, False)
-    assert (clf.bias, clf.precision, clf.calibrate, clf.n_jobs) == (0.5, "int8", True, 3)
-    text = DiSMECTextClassifier(2.0, None, 0.01, True, (1, 2))
-    assert (text.calibrate, text.word_ngrams) == (True, (1, 2))
+def test_rare_parameters_of_estimators_are_keyword_only():
+    clf = DiSMECClassifier(2.0, 0.1, True, False, True)
+    assert (clf.C, clf.delta, clf.tfidf, clf.normalize) == (2.0, 0.1, True, False)
+    assert clf.calibrate is True
+    text = DiSMECTextClassifier(2.0, None, True)
+    assert (text.C, text.delta, text.calibrate) == (2.0, None, True)
+    for name, parameter in inspect.signature(DiSMECClassifier).parameters.items():
+        assert (parameter.kind is parameter.KEYWORD_ONLY) == (name in ADVANCED), name
     with pytest.raises(TypeError, match=r"DiSMECClassifier.__init__.*block_size"):
         DiSMECClassifier(block_size=10)
-
-
-def with_sentences(path):
-    """Write an unfinished model's manifest with sentences, as older versions did."""
-    file = path / "manifest.json"
-    content = json.loads(file.read_text())
-    content.pop("checksum", None)
-    assert isinstance(content["params"]["calibrated"], dict)
-    content["params"] = shown(content["params"])
-    assert content["params"]["calibrated"] == "on 60 held-out rows"
-    file.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
@@ -147,36 +140,27 @@ def data():
     return random_problem(rows=600)
 
 
-def test_a_run_whose_manifest_holds_sentences_resumes(tmp_path, data):
-    train(*data, tmp_path / "whole", PARAMS)
-    train_unfinished(*data, tmp_path / "model", PARAMS)
-    with_sentences(tmp_path / "model")
-    with mock.patch("dismec.training.trial.Split.fit", side_effect=AssertionError("learned again")):
-        model = train(*data, tmp_path / "model", PARAMS)
-    assert weight_files(tmp_path / "model") == weight_files(tmp_path / "whole")
-    assert model.params["delta_auto"] == {"rows": 60}
+def test_the_data_are_hashed_once_however_many_stages_there_are(tmp_path, data):
+    hashed = []
+
+    def count(*arrays):
+        hashed.append(arrays[0].shape)
+        return fingerprint(*arrays)
+
+    params = replace(PARAMS, C="auto", grid=(0.5, 1.0), refine=True)
+    with mock.patch("dismec.data.training_file.fingerprint", count):
+        model = train(*data, tmp_path / "model", params)
+    assert hashed == [data[0].shape]
+    assert model.params.keys() >= {"C_table", "delta_effect", "refine_effect", "calibrated"}
+    assert model.manifest.data == fingerprint(*data)
 
 
-def test_a_choice_of_C_whose_manifest_holds_sentences_resumes(tmp_path, data):
-    params, grid = replace(PARAMS, delta=0.01), (0.5, 1.0)
-    whole = tune(*data, tmp_path / "whole", grid, params)
-    with (
-        mock.patch("dismec.training.recipe.run_into", side_effect=begun),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        tune(*data, tmp_path / "model", grid, params)
-    with_sentences(tmp_path / "model")
-    with mock.patch("dismec.training.tuning.pick", side_effect=AssertionError("chosen again")):
-        result = tune(*data, tmp_path / "model", grid, params)
-    assert result.C == whole.C
-    assert weight_files(tmp_path / "model") == weight_files(tmp_path / "whole")
-
-
-def begun(directory, job, earlier, *_):
-    from dismec.training import resume
-
-    resume.begin(directory, job, earlier)
-    raise KeyboardInterrupt
+def test_texts_are_hashed_once(tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "some words", "labels": ["a"]}\n' * 20)
+    with mock.patch("dismec.data.training_file.fingerprint", return_value="0" * 64) as hashing:
+        train_text(texts, tmp_path / "model", TrainingParams(tfidf=True, calibrate=True))
+    assert hashing.call_count == 1
 
 
 def test_an_unfinished_edit_gives_way_to_another_one_with_a_warning(tmp_path, data, caplog):
@@ -185,7 +169,7 @@ def test_an_unfinished_edit_gives_way_to_another_one_with_a_warning(tmp_path, da
         train(X, Y[:, :30], tmp_path / name)
     model = tmp_path / "model"
     with (
-        mock.patch("dismec.training.edit.Edit.commit", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.edit_labels._Edit.commit", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, X, Y[:, :38])

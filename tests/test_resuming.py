@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from clusters import Processes
-from conftest import random_problem
+from conftest import random_problem, tune
 from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model.directory import read_manifest
-from dismec.model.journal import Journal
-from dismec.training.recipe import fit
-from dismec.training.tuning import tune
+from dismec.model.manifest import Journal
+from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=20)
 LABELS = 300
@@ -117,7 +116,7 @@ def test_a_training_stopped_anywhere_resumes_to_the_same_model(data, trial, tmp_
 
 def test_a_finished_trial_that_was_not_evaluated_is_not_trained_again(data, trial, tmp_path):
     params, expected = trial
-    judge = "delta.choose" if params.delta == "auto" else "trial.fit_calibration"
+    judge = "held_out.choose_delta" if params.delta == "auto" else "held_out.fit_calibration"
     with (
         mock.patch(f"dismec.training.{judge}", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
@@ -134,7 +133,7 @@ def test_a_damaged_trial_is_trained_again(data, tmp_path, pattern):
     params = TRIALS["calibrate"]
     train(*data, tmp_path / "whole", params)
     with (
-        mock.patch("dismec.training.trial.fit_calibration", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.held_out.fit_calibration", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*data, tmp_path / "model", params)
@@ -179,11 +178,12 @@ def test_delta_is_chosen_once_before_a_refinement_that_is_stopped(data, tmp_path
     expected = files_of_training(tmp_path / "whole", data, params)
     path = tmp_path / "model"
     with (
-        mock.patch("dismec.training.refining.Refining._out_of_fold", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.refine._Steps._out_of_fold", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*data, path, params)
-    with mock.patch("dismec.training.trial.Split.fit", side_effect=AssertionError("tried again")):
+    again = AssertionError("tried again")
+    with mock.patch("dismec.training.held_out._learned", side_effect=again):
         train(*data, path, params)
     assert files_of(path) == expected
 
@@ -194,7 +194,7 @@ def test_training_in_memory_gives_the_same_model(data, trial, tmp_path):
     assert files_of(tmp_path / "saved") == expected
 
 
-@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
 def test_a_stopped_grid_resumes(data, tmp_path):
     grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
     whole = tune(*data, tmp_path / "whole", grid, PARAMS, threads=1)
@@ -217,7 +217,7 @@ def test_a_stopped_grid_resumes(data, tmp_path):
     assert files_of(path) == files_of(tmp_path / "whole")
 
 
-@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
 def test_a_tuned_training_resumes_after_its_trial_is_stopped(data, tmp_path):
     grid, path = [0.5, 1.0], tmp_path / "model"
     params = TRIALS["both"]
@@ -307,19 +307,19 @@ def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path):
     assert files_of(tmp_path / "tuned") == files_of(tmp_path / "here")
 
 
-@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
 def test_labels_that_were_solved_at_one_C_only_count_there_once(data, tmp_path):
     from dismec.solve.threads import solve_path
 
     def first_place(*args, **kwargs):
         for solution in solve_path(*args, **kwargs):
-            yield solution[np.flatnonzero(solution.place == 0)]
+            yield solution[np.flatnonzero(solution.path_index == 0)]
         raise KeyboardInterrupt
 
     grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
     whole = tune(*data, tmp_path / "whole", grid, PARAMS)
     with (
-        mock.patch("dismec.training.grid.solve_path", first_place),
+        mock.patch("dismec.training.choose_c.solve_path", first_place),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, grid, PARAMS)

@@ -5,8 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem
-from dismec.baselines.leml import LEML, LowRank, NormalEquations, alternate
-from dismec.baselines.robustxml import RobustXML, sparse_part
+from dismec.compare.leml import LEML, LowRank, NormalEquations, RobustXML, alternate, sparse_part
 from dismec.features.transform import Transform
 
 TOPICS, HEAD, TAIL = 3, 12, 40
@@ -55,8 +54,8 @@ def test_rare_labels_are_found_by_the_sparse_part():
 
 @pytest.mark.parametrize("most_dense", [0, 10_000])
 def test_sparse_part_is_that_of_dense_algebra(small, monkeypatch, most_dense):
-    monkeypatch.setattr("dismec.baselines.leml._MOST_DENSE", most_dense)
-    monkeypatch.setattr("dismec.baselines.leml._BLOCK", 4)
+    monkeypatch.setattr("dismec.compare.leml._MOST_DENSE", most_dense)
+    monkeypatch.setattr("dismec.compare.leml._BLOCK", 4)
     rng = np.random.default_rng(0)
     W, H = (0.3 * rng.standard_normal((n, 3)).astype(np.float32) for n in (60, 25))
     equations = NormalEquations.prepare(*small, 1)
@@ -109,7 +108,7 @@ def test_a_later_round_fits_the_low_rank_part_to_what_the_sparse_part_leaves(sma
 
 
 def test_threads_do_not_matter_and_the_seed_does(small, monkeypatch):
-    monkeypatch.setattr("dismec.baselines.leml._BLOCK", 4)
+    monkeypatch.setattr("dismec.compare.leml._BLOCK", 4)
     one, two, again = (RobustXML(iterations=2).fit(*small, threads=n).arrays() for n in (1, 3, 1))
     other = RobustXML(iterations=2, seed=1).fit(*small).arrays()
     for name, array in one.items():
@@ -125,7 +124,7 @@ def test_prediction_is_the_best_of_all_scores(small, monkeypatch):
     a = fitted.arrays()
     V = sp.csr_matrix((a["V_data"], a["V_indices"], a["V_indptr"]), shape=(60, 25))
     scores = X.toarray() @ (a["W"] @ a["H"].T + V.toarray())
-    monkeypatch.setattr("dismec.baselines.leml._MOST_SCORES", 7 * 25)
+    monkeypatch.setattr("dismec.compare.baseline._MOST_CELLS", 7 * 25)
     labels, values = fitted.predict_topk(X, 3)
     np.testing.assert_allclose(values, -np.sort(-scores, axis=1)[:, :3], atol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(scores, labels, 1), values, atol=1e-5)
@@ -144,17 +143,6 @@ def test_empty_rows_features_and_labels_do_no_harm(small):
     assert RobustXML().fit(X, Y[:, :1]).V.shape == (60, 1)
     nothing = RobustXML(iterations=2).fit(X, sp.csr_matrix(Y.shape, dtype=np.uint8))
     assert nothing.V.nnz == 0
-
-
-def test_parameters_are_checked():
-    with pytest.raises(ValueError, match="nu is 0; expected a positive number"):
-        RobustXML(nu=0)
-    with pytest.raises(ValueError, match="threshold is -1; expected at least 0"):
-        RobustXML(threshold=-1)
-    with pytest.raises(ValueError, match="rounds is 0; expected at least 1"):
-        RobustXML(rounds=0)
-    with pytest.raises(ValueError, match="rank is 0; expected at least 1"):
-        RobustXML(rank=0)
 
 
 @pytest.mark.data

@@ -14,7 +14,7 @@ from dismec.cluster import schedule as module
 from dismec.cluster.pool import MOST_LOSSES
 from dismec.cluster.schedule import BLOCKS_PER_THREAD, Schedule
 from dismec.errors import ClusterError
-from dismec.solve.blocks import BlockCutter
+from dismec.solve.partition import BlockCutter
 
 PACE = 1e-3  # core-seconds per unit of cost
 

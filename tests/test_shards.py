@@ -14,13 +14,15 @@ import naive
 from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
-from dismec.model.format import PRECISIONS
+from dismec.model.manifest import PRECISIONS
 from dismec.model.scoring import Predictor
 from dismec.model.shards import Shard, gather, pack
 from test_predictor import by_bounds, random_csr
 
+pytestmark = pytest.mark.native
+
 # Error of a weight: relative, and absolute as a share of the power of two above the largest.
-ROUNDING = {"float32": (0, 0), "float16": (2**-11, 2**-25), "int8": (2**-5, 2**-9)}
+ROUNDING = {"float32": (0, 0), "float16": (2**-11, 2**-25), "float8": (2**-5, 2**-9)}
 
 
 def pack_all(W, precision):
@@ -85,10 +87,10 @@ def test_float16_codes_are_ieee_half_precision():
 def test_shards_do_not_depend_on_the_blocks(seed, n_labels, block_size):
     rng = np.random.default_rng(seed)
     W = random_csr(rng, n_labels, 9, 0.3, [-1, 1])
-    whole = pack_all(W, "int8")
+    whole = pack_all(W, "float8")
     order = rng.permutation(n_labels)
     blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
-    parts = list(pack([(labels, W[labels]) for labels in blocks], 8, "int8"))
+    parts = list(pack([(labels, W[labels]) for labels in blocks], 8, "float8"))
     assert len(whole) == len(parts)
     for a, b in zip(whole, parts, strict=True):
         for field in fields(Shard):

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from dismec import evaluate, generate
-from dismec.baselines.sleec import (
+from dismec.compare.sleec import (
     SLEEC,
     k_means,
     nearest_center,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from dismec.data.corpus import read_texts
-from dismec.data.synthetic import generate
-from dismec.data.synthetic_text import generate_text, write_text
+from dismec.data.synthetic import generate, generate_text, write_text
 from dismec.errors import DataError
 
 SIZES = {"rows": 1200, "labels": 150, "features": 3000}

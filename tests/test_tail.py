@@ -24,7 +24,9 @@ from dismec.features.transform import Transform
 from dismec.measure import metrics
 from dismec.solve.costs import Costs, Weighting
 from dismec.solve.problem import Problem, SolverParams
-from dismec.training.recipe import fit
+from dismec.training.train import fit
+
+pytestmark = pytest.mark.native(needs="distributed")
 
 PROPENSITY = TrainingParams(weighting="propensity", precision="float32", delta=0)
 
@@ -164,7 +166,7 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
     with Processes(tmp_path / "cluster") as cluster:
         cluster.scheduler()
         cluster.worker()
-        train(*problem_data, tmp_path / "there", PROPENSITY, client=str(cluster.file))
+        train(*problem_data, tmp_path / "there", PROPENSITY, cluster=str(cluster.file))
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
 
 

@@ -24,6 +24,8 @@ from dismec.features import vocabulary as text_module
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 
+pytestmark = pytest.mark.native(needs="sklearn")
+
 ROOT = Path(__file__).resolve().parents[1]
 same_unicode = pytest.mark.skipif(
     kernels.unicode_version != unicodedata.unidata_version,

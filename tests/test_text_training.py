@@ -28,9 +28,10 @@ from dismec import (
     train_text,
 )
 from dismec.data.corpus import read_texts
-from dismec.data.synthetic_text import generate_text, write_text
+from dismec.data.synthetic import generate_text, write_text
+from dismec.data.texts import Texts
+from dismec.features.text_rows import text_dataset
 from dismec.features.transform import Transform
-from dismec.training.texts import Texts, text_dataset
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +176,13 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
         lines = run("predict", path, data / "test.jsonl", *options).stdout.splitlines()
         return [[pair.rsplit(":", 1) for pair in line.split()] for line in lines]
 
-    probable = predicted("--probabilities", "-k", 3)
+    probable = predicted("--rank", "probability", "-k", 3)
     labels, p = opened.predict_proba_topk(X, 3)
     assert [[name for name, _ in row] for row in probable] == [
         [opened.names[i] for i in row] for row in labels
     ]
     np.testing.assert_allclose([[float(v) for _, v in row] for row in probable], p, rtol=1e-5)
-    sure = predicted("--probabilities", "--threshold", 0.4)
+    sure = predicted("--rank", "probability", "--threshold", 0.4)
     expected = opened.assign(X, 0.4)
     assert [len(row) for row in sure] == np.diff(expected.indptr).tolist()
     assert all(float(v) >= 0.4 for row in sure for _, v in row)
@@ -204,7 +205,7 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
 
 def test_a_model_without_calibration_says_how_to_get_one(data, tmp_path):
     run("train", data / "train.jsonl", "-o", tmp_path / "plain", "--quiet")
-    for options in (["--probabilities"], ["--threshold", "micro-f1"]):
+    for options in (["--rank", "probability"], ["--threshold", "micro-f1"]):
         said = run("predict", tmp_path / "plain", data / "test.jsonl", *options, code=2).stderr
         assert "--calibrate" in said
         assert said.count("\n") == 1
@@ -329,14 +330,10 @@ def test_predictions_never_replace_their_data(model, data, tmp_path):
 
 def test_probabilities_are_named_as_such_in_the_output(model, data, tmp_path):
     out = tmp_path / "best.jsonl"
-    run("predict", model[1], data / "test.jsonl", "--probabilities", "-o", out)
+    run("predict", model[1], data / "test.jsonl", "--rank", "probability", "-o", out)
     assert json.loads(out.read_text().splitlines()[0]).keys() == {"labels", "probabilities"}
-    assert (
-        "between 0 and 1"
-        in run(
-            "predict", model[1], data / "test.jsonl", "--probabilities", "--threshold", 2, code=2
-        ).stderr
-    )
+    done = run("predict", model[1], data / "test.jsonl", "--threshold", 2, code=2)
+    assert "between 0 and 1" in done.stderr
 
 
 def test_unknown_labels_and_words_are_reported(model, data, tmp_path):

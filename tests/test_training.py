@@ -17,9 +17,9 @@ from conftest import random_problem, train_unfinished, weight_files
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model.directory import commit, holds_model, locked, make_run_folder, read_manifest
-from dismec.model.parts import read_parts
+from dismec.model.sidecar_files import read_parts
 from dismec.model.weight_files import finish, read_block, write_block
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=10)
 
@@ -50,7 +50,7 @@ def test_a_run_that_only_lacks_its_end_is_completed(tmp_path, reference, problem
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
     with pytest.raises(ModelError, match="unfinished training, 40 of 40 labels"):
         open_model(path)
-    with mock.patch("dismec.training.running.solve_blocks", return_value=(_ for _ in ())):
+    with mock.patch("dismec.training.execute.solve_blocks", return_value=(_ for _ in ())):
         train(*problem_data, path, PARAMS)
     assert weight_files(path) == reference
 

@@ -13,17 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusters import Processes
-from conftest import random_problem, weight_files
-from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
+from conftest import random_problem, tune, tune_text, weight_files
+from dismec import (
+    DataError,
+    DiSMECClassifier,
+    ModelError,
+    TrainingParams,
+    open_model,
+    pruning_curve,
+    save_data,
+    train,
+)
 from dismec.cli import main
 from dismec.data.dataset import Dataset
 from dismec.features.transform import Transform
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_path
-from dismec.training import delta as pruning
-from dismec.training.recipe import fit
-from dismec.training.sweep import sweep, sweep_model
-from dismec.training.tuning import check_grid, check_metric, pick, tune, tune_text
+from dismec.training import held_out as pruning
+from dismec.training.choose_c import pick
+from dismec.training.train import fit
+
+pytestmark = pytest.mark.native(needs="distributed")
 
 GRID = [0.1, 0.5, 2.0, 20.0]
 
@@ -79,8 +89,8 @@ def test_every_C_of_a_path_is_solved(data, bias, idf):
     path = [1.0, 3.0, 10.0, 0.3, 0.1]
     seen = set()
     for solution in solve_path(problem, SolverParams(), path, labels, threads=2):
-        assert (solution.gradient <= 1).all()
-        for i, (label, place) in enumerate(zip(solution.labels, solution.place, strict=True)):
+        assert (solution.stop_ratio <= 1).all()
+        for i, (label, place) in enumerate(zip(solution.labels, solution.path_index, strict=True)):
             seen.add((label, place))
             alone = problem.solve([label], SolverParams(C=path[place], tol=1e-4))
             assert solution.objective[i] <= alone.objective[0] * (1 + 5e-3)
@@ -144,7 +154,7 @@ def test_labels_of_different_rows_may_have_the_same_weights(tmp_path):
 
 
 def test_scoring_in_pieces_changes_nothing(data, tuned, tmp_path):
-    with mock.patch("dismec.training.grid._PENDING", 500):
+    with mock.patch("dismec.training.choose_c._PENDING", 500):
         again = tune(*data, tmp_path / "model", GRID, metric="nDCG@3")
     for row, before in zip(again.table, tuned[0].table, strict=True):
         assert row | {"seconds": 0} == before | {"seconds": 0}
@@ -193,7 +203,7 @@ def test_a_killed_training_resumes_with_the_chosen_C(data, tuned, tmp_path):
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
-    with mock.patch("dismec.training.grid.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.choose_c.solve_path", side_effect=AssertionError):
         result = tune(*data, path, GRID, metric="nDCG@3")
     assert (result.C, weight_files(path)) == (tuned[0].C, weight_files(tuned[1]))
 
@@ -201,7 +211,7 @@ def test_a_killed_training_resumes_with_the_chosen_C(data, tuned, tmp_path):
 def test_a_grid_that_was_killed_before_the_choice_is_not_solved_again(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
-        mock.patch("dismec.training.tuning.pick", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.choose_c.pick", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
@@ -216,7 +226,7 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     path = tmp_path / "model"
     train(*data, path, TrainingParams(C=tuned[0].C))
     before = weight_files(path)
-    with mock.patch("dismec.training.grid.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.choose_c.solve_path", side_effect=AssertionError):
         with pytest.raises(ModelError, match="holds a different model"):
             tune(*data, path, GRID)
         with pytest.raises(ModelError, match="finished model of this training"):
@@ -239,22 +249,22 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     ],
 )
 def test_bad_grids_are_refused(grid, reason):
-    with pytest.raises(DataError, match=reason) as error:
-        check_grid(grid)
+    with pytest.raises(ValueError, match=reason) as error:
+        TrainingParams(C="auto", grid=grid)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("metric", ["", "P", "P@0", "P@", "p@1", "R@1", "P@1.5", "P@-1", "P@999"])
 def test_bad_metrics_are_refused(metric):
-    with pytest.raises(DataError, match="expected P@k, nDCG@k or PSP@k"):
-        check_metric(metric)
+    with pytest.raises(ValueError, match="expected P@k, nDCG@k or PSP@k"):
+        TrainingParams(C="auto", metric=metric)
 
 
 def test_data_that_leaves_nothing_to_choose_on_is_refused(data, tmp_path):
     X, Y = data
     with pytest.raises(DataError, match="needs at least 2 labels to rank, the data have 1"):
         tune(X, Y[:, :1], tmp_path / "model", GRID)
-    with pytest.raises(DataError, match="1 row: too few to hold one out for the choice of C"):
+    with pytest.raises(DataError, match='1 row: too few to hold one out for C="auto"'):
         tune(X[:1], Y[:1], tmp_path / "model", GRID)
     with pytest.raises(DataError, match="validation data"):
         tune(X, Y, tmp_path / "model", GRID, validation=(X[:5], Y[:4]))
@@ -292,30 +302,28 @@ def test_a_cluster_chooses_the_same_C_as_threads(data, tuned, tmp_path):
     with Processes(tmp_path / "cluster") as processes:
         processes.scheduler()
         processes.worker(threads=2)
-        result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", client=processes.file)
-        file = str(tmp_path / "data.xmc")
-        save_data(Dataset(*data), file)
-        swept = [
-            CliRunner().invoke(main, ["sweep", file, "--test", file, "--json", *where])
-            for where in ([], ["--cluster", str(processes.file)])
-        ]
-    here, there = (
-        [{**row, "ms per row": 0, "ms a row": 0} for row in json.loads(done.stdout)]
-        for done in swept
-    )
-    assert here == there
+        result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", cluster=processes.file)
     for row, here in zip(result.table, tuned[0].table, strict=True):
         assert row["P@5"] == pytest.approx(here["P@5"], abs=1)
     train(*data, tmp_path / "alone", TrainingParams(C=result.C))
     assert weight_files(tmp_path / "model") == weight_files(tmp_path / "alone")
 
 
-# -- sweep -----------------------------------------------------------------------------------------
+def test_an_estimator_chooses_C_and_remembers_how(data, tuned, tmp_path):
+    clf = DiSMECClassifier(C="auto", grid=GRID, metric="nDCG@3").fit(*data)
+    assert clf.model_.params["C"] == tuned[0].C
+    clf.save(tmp_path / "model")
+    again = DiSMECClassifier.load(tmp_path / "model")
+    assert (again.C, again.grid, again.metric) == ("auto", tuple(GRID), "nDCG@3")
 
 
-def test_rows_of_a_sweep_are_those_of_models_trained_at_each_delta(data):
+# -- the curve of delta ----------------------------------------------------------------------------
+
+
+def test_rows_of_a_curve_are_those_of_models_trained_at_each_delta(data):
     X, Y, test_X, test_Y = held_out(*data)
-    table = sweep(X, Y, (test_X, test_Y), [0.3, 0, 0.05], TrainingParams(precision="float32"))
+    whole = fit(X, Y, TrainingParams(delta=0, precision="float32"))
+    table = pruning_curve(whole, test_X, test_Y, [0.3, 0, 0.05])
     assert [row["delta"] for row in table] == [0, 0.05, 0.3]
     for row in table:
         model = fit(X, Y, TrainingParams(delta=row["delta"], precision="float32"))
@@ -327,18 +335,16 @@ def test_rows_of_a_sweep_are_those_of_models_trained_at_each_delta(data):
     assert all(row["ms per row"] > 0 for row in table)
 
 
-def test_a_model_is_swept_from_its_own_delta_up(data):
-    X, Y = data
-    model = fit(X, Y, TrainingParams(delta=0.05))
-    assert sweep_model(model, (X, Y), [0.05, 0.1])[1]["weights"] == model.pruned(0.1).nnz
+def test_a_curve_begins_at_the_delta_of_the_model(data):
+    model = fit(*data, TrainingParams(delta=0.05))
+    table = pruning_curve(model, *data)
+    assert [row["delta"] for row in table] == [0.05, 0.07, 0.1, 0.2, 0.3]
+    assert table[2]["weights"] == model.pruned(0.1).nnz
     with pytest.raises(DataError, match=r"delta is 0.01; expected at least 0.05"):
-        sweep_model(model, (X, Y), [0.01])
-
-
-@pytest.mark.parametrize("deltas", [[], [-0.1], [float("nan")], ["auto"], [None], [float("inf")]])
-def test_bad_deltas_are_refused(data, deltas):
-    with pytest.raises(DataError, match="delta"):
-        sweep(*data, data, deltas)
+        pruning_curve(model, *data, [0.01])
+    for deltas in ([], [-0.1], [float("nan")], ["auto"], [None], [float("inf")]):
+        with pytest.raises(DataError, match="delta"):
+            pruning_curve(model, *data, deltas)
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -355,9 +361,10 @@ def file(data, tmp_path_factory):
     return path
 
 
-def test_tune_prints_and_draws_what_it_tried(file, tmp_path, tuned):
+def test_train_prints_and_draws_how_C_was_chosen(file, tmp_path, tuned):
     plot = tmp_path / "plot.svg"
-    common = ("tune", file, "--grid", "0.1,0.5,2,20", "--metric", "nDCG@3", "--quiet")
+    choice = ("--C", "auto", "--grid", "0.1,0.5,2,20", "--metric", "nDCG@3")
+    common = ("train", file, *choice, "--quiet")
     shown = run(*common, "-o", tmp_path / "a", "--plot", plot)
     assert shown.exit_code == 0, shown.output
     assert f"C {tuned[0].C:g}, chosen by nDCG@3" in shown.stdout
@@ -368,30 +375,26 @@ def test_tune_prints_and_draws_what_it_tried(file, tmp_path, tuned):
     assert listed["C"] == tuned[0].C
     assert [row["P@1"] for row in listed["table"]] == [row["P@1"] for row in tuned[0].table]
     assert weight_files(tmp_path / "a") == weight_files(tuned[1])
+    assert "by nDCG@3 from 0.1, 0.5, 2, 20" in run("inspect", tmp_path / "a").stdout
 
 
-def test_tune_takes_texts_and_rows_to_choose_on(file, texts, tmp_path):
+def test_texts_and_given_rows_choose_C(file, texts, tmp_path):
     for data in (texts, file):
-        result = run(
-            *("tune", data, "-o", tmp_path / data.stem, "--validation", data, "--grid", "1,5")
-        )
+        choice = ("--validation", data, "--C", "auto", "--grid", "1,5")
+        result = run("train", data, "-o", tmp_path / data.stem, *choice)
         assert result.exit_code == 0, result.output
         assert "the end of the grid" in result.stdout
 
 
-def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
-    plot = tmp_path / "plot.png"
-    for source in (file, tuned[1]):
-        deltas = "0.01,0.3"
-        drawing = ["--plot", plot, "--overwrite", "--quiet"]
-        shown = run("sweep", source, "--test", file, "--delta", deltas, *drawing)
-        assert shown.exit_code == 0, shown.output
-        assert len(shown.stdout.splitlines()) == 6
-        rows = json.loads(
-            run("sweep", source, "--test", file, "--delta", deltas, "--json", "--quiet").stdout
-        )
-        assert [row["delta"] for row in rows] == [0.01, 0.3]
-    usual = json.loads(run("sweep", tuned[1], "--test", file, "--json").stdout)
+def test_prune_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
+    plot, model = tmp_path / "plot.png", tuned[1]
+    drawing = ["--plot", plot, "--delta", "0.01,0.3"]
+    shown = run("prune", model, "--curve", file, *drawing)
+    assert shown.exit_code == 0, shown.output
+    assert len(shown.stdout.splitlines()) == 6
+    rows = json.loads(run("prune", model, "--curve", file, *drawing[2:], "--json").stdout)
+    assert [row["delta"] for row in rows] == [0.01, 0.3]
+    usual = json.loads(run("prune", model, "--curve", file, "--json").stdout)
     assert usual[0]["delta"] == 0.01
     assert plot.read_bytes()[:4] == b"\x89PNG"
 
@@ -399,67 +402,36 @@ def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("tune", "DATA", "-o", "OUT", "--grid", "1,x"), "not a list of numbers"),
-        (("tune", "DATA", "-o", "OUT", "--grid", "0,1"), "the grid's C is 0"),
-        (("tune", "DATA", "-o", "OUT", "--metric", "F1"), "expected P@k"),
-        (
-            ("tune", "DATA", "-o", "OUT", "--validation-labels", "x"),
-            "--validation-labels requires --validation",
-        ),
-        (("sweep", "DATA", "--test", "DATA", "--delta", "-1"), "delta is -1"),
-        (("sweep", "DATA", "--test", "DATA", "--C", "0"), "C is 0"),
-        (("sweep", "DATA", "--test", "DATA", "--plot", "a.xyz", "--delta", "0.1"), "xyz"),
+        ("train DATA -o OUT --C auto --grid 1,x", "not a list of numbers"),
+        ("train DATA -o OUT --C auto --grid 0,1", "C is 0"),
+        ("train DATA -o OUT --C auto --metric F1", "expected P@k"),
+        ("train DATA -o OUT --C best", "neither a number nor auto"),
+        ("train DATA -o OUT --plot a.svg", "--plot requires --C auto"),
+        ("train DATA -o OUT --validation-labels x", "--validation-labels requires --validation"),
+        ("train DATA -o OUT --C auto --plot a.xyz", "xyz"),
+        ("train DATA -o OUT --C auto --plot nowhere/a.svg", "nowhere"),
+        ("prune MODEL --curve DATA --delta -1", "delta is -1"),
+        ("prune MODEL --curve DATA --plot a.xyz", "xyz"),
+        ("prune MODEL --curve nothing.txt", "nothing.txt"),
+        ("prune MODEL", "pass -o for a smaller model, or --curve"),
+        ("prune MODEL -o OUT --delta 0.1,0.2", "several values only with --curve"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(file, tmp_path, arguments, reason):
-    places = {"DATA": file, "OUT": tmp_path / "model"}
-    result = run(*(places.get(a, a) for a in arguments))
+def test_bad_options_are_refused_in_one_line_before_training(
+    file, tuned, tmp_path, arguments, reason
+):
+    places = {"DATA": file, "OUT": tmp_path / "model", "MODEL": tuned[1]}
+    with mock.patch("dismec.solve.threads.LabelSolver", side_effect=AssertionError("begun")):
+        result = run(*(places.get(word, word) for word in arguments.split()))
     assert result.exit_code == 2, result.output
     assert reason in result.stderr.strip().splitlines()[-1]
     assert not (tmp_path / "model").exists()
 
 
-def test_unusable_figure_paths_and_data_are_reported_before_training(tmp_path):
+@pytest.mark.parametrize(("key", "value"), [("weighting", "propensity"), ("penalty", "l1")])
+def test_C_is_chosen_under_other_parameters(tmp_path, key, value):
     X, Y = random_problem()
-    data, model = str(tmp_path / "data.xmc"), str(tmp_path / "model")
-    save_data(Dataset(X, Y), data)
-    run = CliRunner().invoke
-    with mock.patch("dismec.solve.threads.LabelSolver", side_effect=AssertionError("begun")):
-        for command in (
-            ["tune", data, "-o", model, "--plot", str(tmp_path / "x.foo")],
-            ["tune", data, "-o", model, "--plot", str(tmp_path / "nowhere" / "x.svg")],
-            ["sweep", data, "--test", data, "--plot", str(tmp_path / "x.foo")],
-            ["sweep", data, "--test", "nothing.txt"],
-            ["sweep", data, "--test", "nothing.jsonl"],
-        ):
-            result = run(main, command)
-            assert result.exit_code == 2, result.output
-            assert result.stderr.count("\n") == 1
-    train(X, Y, model)
-    result = run(main, ["sweep", model, "--test", data, "--C", "3"])
-    assert result.exit_code == 2
-    assert "--C applies to training" in result.stderr
-
-
-def test_tune_and_sweep_take_the_options_of_train(tmp_path):
-    X, Y = random_problem()
-    file = str(tmp_path / "data.xmc")
-    save_data(Dataset(X, Y), file)
-    command = ["sweep", file, "--test", file, "--delta", "0,0.1", "--json"]
-    few, many = (
-        json.loads(CliRunner().invoke(main, [*command, "--penalty", penalty]).stdout)
-        for penalty in ("l1", "l2")
-    )
-    assert few[0]["weights"] < many[0]["weights"] / 2
-    for options, key, value in (
-        (["--weighting", "propensity"], "weighting", "propensity"),
-        (["--penalty", "l1"], "penalty", "l1"),
-    ):
-        command = ["tune", str(tmp_path / "data.xmc"), "-o", str(tmp_path / value), *options]
-        result = CliRunner().invoke(main, command)
-        assert result.exit_code == 0, result.output
-        tuned = open_model(tmp_path / value)
-        assert tuned.params[key] == value
-        params = TrainingParams(C=tuned.params["C"], **{key: value})
-        train(X, Y, tmp_path / f"{value}-again", params)
-        assert weight_files(tmp_path / value) == weight_files(tmp_path / f"{value}-again")
+    params = TrainingParams(**{key: value})
+    chosen = tune(X, Y, tmp_path / "model", (0.25, 0.5, 1, 2), params)
+    train(X, Y, tmp_path / "again", TrainingParams(C=chosen.C, **{key: value}))
+    assert weight_files(tmp_path / "model") == weight_files(tmp_path / "again")

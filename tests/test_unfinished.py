@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from conftest import random_problem, train_unfinished
+from conftest import random_problem, train_unfinished, tune
 from dismec import (
     DiSMECClassifier,
     DiSMECTextClassifier,
@@ -27,8 +27,7 @@ from dismec.data.dataset import Dataset
 from dismec.model.directory import locked
 from dismec.serve.answers import Service
 from dismec.serve.contract import Limits
-from dismec.training.editing import add_labels, remove_labels, update_labels
-from dismec.training.tuning import tune
+from dismec.training.edit_labels import add_labels, remove_labels, update_labels
 
 LABELS = 40
 LINE = "; run the same command again"
@@ -60,7 +59,7 @@ def in_the_blocks(path, data):
 
 def in_the_trial(path, data):
     with (
-        mock.patch("dismec.training.trial.fit_calibration", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.held_out.fit_calibration", side_effect=KeyboardInterrupt),
         suppress(KeyboardInterrupt),
     ):
         train(*data, path, TrainingParams(calibrate=True))
@@ -68,7 +67,7 @@ def in_the_trial(path, data):
 
 def in_the_grid(path, data):
     with (
-        mock.patch("dismec.training.tuning.pick", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.choose_c.pick", side_effect=KeyboardInterrupt),
         suppress(KeyboardInterrupt),
     ):
         tune(*data, path, [0.5, 1.0])
@@ -112,7 +111,7 @@ COMMANDS = [
     "prune MODEL -o NEW --delta 0.1",
     "subset MODEL 3 -o NEW",
     "merge MODEL MODEL -o NEW",
-    "sweep MODEL --test DATA",
+    "prune MODEL --curve DATA",
     "add-labels MODEL DATA",
     "update MODEL DATA --labels LIST",
     "remove-labels MODEL 3",
@@ -145,7 +144,7 @@ def contents(path: Path):
         DiSMECClassifier.load,
         DiSMECTextClassifier.load,
         lambda path: ClusterPredictor(None, path),
-        lambda path: Service(path, None, Limits()),
+        lambda path: Service(path, Limits()),
         lambda path: add_labels(path, *random_problem()),
         lambda path: update_labels(path, *random_problem(), [3]),
         lambda path: remove_labels(path, [3]),
@@ -173,7 +172,7 @@ def test_a_server_keeps_its_model_when_it_is_told_to_open_an_unfinished_one(
     served = tmp_path / "model"
     train(*data, tmp_path / "whole")
     served.symlink_to(tmp_path / "whole")
-    service = Service(served, None, Limits())
+    service = Service(served, Limits())
     model = service.model
     served.unlink()
     served.symlink_to(path)

@@ -16,7 +16,7 @@ from sklearn.svm import LinearSVC
 
 import naive
 from clusters import Processes
-from conftest import random_problem, related, train_unfinished, weight_files
+from conftest import random_problem, related, train_unfinished, tune, tune_text, weight_files
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -30,23 +30,23 @@ from dismec import (
     save_data,
     train,
     train_text,
-    tune,
-    tune_text,
     update_labels,
 )
 from dismec.cli import main
 from dismec.data.corpus import TextFormat
 from dismec.data.dataset import Dataset, fingerprint
+from dismec.data.texts import Texts
 from dismec.data.training_file import TrainingData
 from dismec.features.transform import Transform
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks, solve_path
-from dismec.training.recipe import fit
-from dismec.training.request import Request
-from dismec.training.texts import Texts
-from test_team import KINDS, frequent_labels
+from dismec.training.params import TrainOptions
+from dismec.training.train import fit
+from test_work_sharing import KINDS, frequent_labels
+
+pytestmark = pytest.mark.native(needs="distributed liblinear pandas sklearn")
 
 EXACT = TrainingParams(precision="float32", delta=0)
 TEXTS = ["boil the egg", "fry the egg", "bake bread", "slice bread", "a pan of eggs", "rye bread"]
@@ -70,7 +70,7 @@ def excess(X, Y, v, labels, C=1.0):
     """Return each label's objective relative to LIBLINEAR's, minus 1."""
     transform = Transform.fit(X)
     solution = Problem(X, Y, transform, v).solve(labels, SolverParams(C, 0.0))
-    assert (solution.gradient <= 1).all()
+    assert (solution.stop_ratio <= 1).all()
     rows = sp.csr_array(transform.apply(X).astype(np.float64))
     found = []
     for place, label in enumerate(labels):
@@ -107,7 +107,7 @@ def test_a_label_of_heavy_rows_among_rows_of_next_to_no_weight_is_solved():
     Y = Y[:, [19]]
     v = np.where(Y.toarray().ravel(), 1e4, 1e-4)
     solution = Problem(X, Y, Transform.fit(X), v).solve([0], SolverParams(1.0, 0.0))
-    assert solution.gradient[0] <= 1
+    assert solution.stop_ratio[0] <= 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -359,7 +359,7 @@ def test_calibration_counts_rows_by_weight():
     X, Y = random_problem(rows=1200, labels=30)
     counts = np.random.default_rng(0).integers(0, 3, 200)
     rows = np.repeat(np.arange(1000, 1200), counts)
-    from dismec.training.calibrating import fit_calibration
+    from dismec.training.calibrate import fit_calibration
 
     model = fit(X[:1000], Y[:1000])
     weighted = fit_calibration(model, X[1000:], Y[1000:], weights=counts)
@@ -727,7 +727,8 @@ def test_weights_come_from_a_file(tmp_path, problem_data):
         run("train", data, "-o", tmp_path / f"m{name}", "--weights", tmp_path / name, "--quiet")
         assert weight_files(tmp_path / f"m{name}") == weight_files(tmp_path / "expected")
     out = tmp_path / "tuned"
-    run("tune", data, "-o", out, "--grid", "0.5,1", "--weights", tmp_path / "w.npy", "--quiet")
+    chosen = ("--C", "auto", "--grid", "0.5,1", "--quiet")
+    run("train", data, "-o", out, *chosen, "--weights", tmp_path / "w.npy")
     tuned = tune(X, Y, tmp_path / "tuned here", [0.5, 1.0], weights=v)
     assert weights_of(open_model(out)) == weights_of(tuned.model)
     (tmp_path / "labels.txt").write_text("30\n31\n")
@@ -801,6 +802,6 @@ def test_a_request_is_checked_before_anything_is_written(tmp_path, problem_data)
     from dismec.training.job import Job
 
     X, Y = problem_data
-    job = Job.prepare(Request(X, Y, EXACT, weights=np.r_[0.0, np.ones(299)]))
-    assert job.weights is None
-    assert job.X.shape[0] == 299
+    job = Job.prepare(TrainingData(X, Y, np.r_[0.0, np.ones(299)]), TrainOptions(EXACT))
+    assert job.data.weights is None
+    assert job.data.X.shape[0] == 299

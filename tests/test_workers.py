@@ -16,11 +16,14 @@ import pytest
 
 from conftest import random_problem
 from dismec import TrainingParams, train
-from dismec.serve.channel import Channel
-from dismec.serve.prometheus import Metrics
 from servers import TIMEOUT, exchange, serving, wait_until
 
+if sys.platform != "linux":
+    pytest.skip("processes are found in /proc", allow_module_level=True)
+
 ROW = {"features": [[1, 1.0], [5, 2.0]]}
+ASK = ("POST", "/predict", json.dumps(ROW))
+TOKEN = {"Authorization": "Bearer secret"}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +35,30 @@ def files(tmp_path_factory):
     return folder
 
 
-def children(pid):
-    """Return the child processes of a process."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with suppress(OSError):
-                stat = (folder / "stat").read_text()
-                state, parent = stat.rpartition(")")[2].split()[:2]
-                if int(parent) == pid and state != "Z":
-                    found.append(int(folder.name))
-    return sorted(found)
+def point(link, target):
+    link.with_name("next").symlink_to(target)
+    link.with_name("next").replace(link)
+
+
+@pytest.fixture(scope="module")
+def link(files):
+    """The served link; each test makes it a link to the model with names."""
+    return files / "current"
+
+
+@pytest.fixture(scope="module")
+def running(files, link):
+    point(link, files / "named")
+    with serving(files, link, "--workers", "2", token="secret") as server:
+        wait_until(lambda: len(workers_of(server)) == 2)
+        yield server
+
+
+@pytest.fixture
+def server(files, link, running):
+    point(link, files / "named")
+    wait_until(lambda: all("names" in answer for answer in answers_of_all(running)))
+    return running
 
 
 def is_running(pid):
@@ -52,56 +68,40 @@ def is_running(pid):
         return False
 
 
-def point(link, target):
-    new = link.with_name("next")
-    new.symlink_to(target)
-    new.replace(link)
+def workers_of(server):
+    """Return the processes that have opened the model."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == server.process.pid and "shard-" in (folder / "maps").read_text():
+                    found.append(int(folder.name))
+    return sorted(found)
 
 
-@pytest.fixture(scope="module")
-def server(files):
-    with serving(files, files / "named", "--workers", "2", token="secret") as running:
-        running.token = {"Authorization": "Bearer secret"}
-        yield running
-
-
-def test_connections_are_spread_evenly_and_counts_are_of_all_processes(server):
-    def counted(name):
-        text = server.ask("GET", "/metrics", headers=server.token)[2]
-        lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        return float(lines.get(name, 0))
-
-    def connections():
-        """Return the number of connections per process."""
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        ends = [line.split() for line in lines]
-        ours = {end[9] for end in ends if end[1].endswith(f":{server.port:04X}")}
-        found = []
-        for pid in workers:
-            links = []
-            for file in (Path("/proc") / str(pid) / "fd").iterdir():
-                with suppress(OSError):
-                    links.append(str(file.readlink()))
-            found.append(len(ours & {link.removeprefix("socket:[")[:-1] for link in links}))
-        return found
-
-    workers = children(server.process.pid)
-    assert len(workers) == 2
-    answered = 'dismec_requests_total{path="/predict",status="200"}'
-    before = counted(answered)
-    wait_until(lambda: connections() == [0, 0])
+def answers_of_all(server):
+    """Return answers on enough connections that all processes are likely among them."""
     with ExitStack() as held:
-        for _ in range(10):
-            connection = held.enter_context(server.connect())
-            status, _, answer = exchange(
-                connection, "POST", "/predict", json.dumps(ROW), server.token
-            )
-            assert status == 200
-            assert len(answer["labels"]) == 5
-        assert connections() == [5, 5]
-    assert counted(answered) == before + 10
-    assert counted("dismec_processes") == 2
-    assert counted('dismec_request_seconds_count{path="/predict"}') >= before + 10
+        clients = [held.enter_context(server.connect()) for _ in range(12)]
+        with suppress(ConnectionError, HTTPException):
+            return [exchange(client, *ASK, TOKEN)[2] for client in clients]
+    return [{}]
+
+
+def metric(server, name):
+    text = server.ask("GET", "/metrics", headers=TOKEN)[2]
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    return float(lines.get(name, 0))
+
+
+def test_counts_are_of_all_processes(server):
+    answered = 'dismec_requests_total{path="/predict",status="200"}'
+    before = metric(server, answered)
+    assert all(len(answer["labels"]) == 5 for answer in answers_of_all(server))
+    assert metric(server, answered) == before + 12
+    assert metric(server, "dismec_processes") == 2
+    assert metric(server, 'dismec_request_seconds_count{path="/predict"}') == before + 12
 
 
 def test_all_processes_map_the_files_of_one_model(files, server):
@@ -109,139 +109,88 @@ def test_all_processes_map_the_files_of_one_model(files, server):
         lines = (Path("/proc") / str(pid) / "maps").read_text().splitlines()
         return {line.split()[-1] for line in lines if str(files / "named") in line}
 
-    found = [mapped(pid) for pid in children(server.process.pid)]
-    assert found[0] == found[1]
-    assert any("shard-" in name for name in found[0])
+    first, second = map(mapped, workers_of(server))
+    assert first == second
+    assert any("shard-" in name for name in first)
 
 
-def test_post_reload_reaches_all_processes_and_a_bad_model_none(files, tmp_path):
-    link = tmp_path / "current"
-    link.symlink_to(files / "named")
-    token = {"Authorization": "Bearer secret"}
-    with serving(tmp_path, link, "--workers", "2", token="secret") as server, ExitStack() as held:
-        clients = [held.enter_context(server.connect()) for _ in range(4)]
+def test_the_token_is_not_among_the_arguments_of_a_process(server):
+    for pid in (server.process.pid, *workers_of(server)):
+        assert b"secret" not in (Path("/proc") / str(pid) / "cmdline").read_bytes()
 
-        def answers():
-            """Return what each process answers; connections alternate between them."""
-            asked = ("POST", "/predict", json.dumps(ROW), token)
-            return [exchange(client, *asked)[2] for client in clients]
 
-        named = answers()
+@pytest.mark.parametrize("how", ["signal", "request", "watch"])
+def test_reload_reaches_all_processes_without_losing_a_request(files, link, server, how):
+    answers, stop = [], threading.Event()
+
+    def ask_on():
+        with server.connect() as connection:
+            while not stop.is_set():
+                answers.append(exchange(connection, *ASK, TOKEN))
+
+    clients = [threading.Thread(target=ask_on) for _ in range(4)]
+    for client in clients:
+        client.start()
+    try:
         point(link, files / "other")
-        status, _, told = server.ask("POST", "/reload", headers=token)
-        assert (status, told["names"]) == (200, False)
-        other = answers()
-        assert all("names" in answer for answer in named)
-        assert all("names" not in answer for answer in other)
-        (tmp_path / "broken").mkdir()
-        point(link, tmp_path / "broken")
-        status, _, told = server.ask("POST", "/reload", headers=token)
-        assert status == 500
-        assert answers() == other
-        text = server.ask("GET", "/metrics", headers=token)[2]
-        assert 'dismec_reloads_total{result="ok"} 1' in text
-        assert 'dismec_reloads_total{result="failed"} 1' in text
-        log = server.log.read_text().splitlines()
-        assert len(log) == 2  # one line per reload, not one per process
-        assert "still serving the old model" in log[1]
-
-
-def test_sighup_switches_all_processes_without_losing_a_request(files, tmp_path):
-    link = tmp_path / "current"
-    link.symlink_to(files / "named")
-    with serving(tmp_path, link, "--workers", "2") as server:
-        answers, stop = [], threading.Event()
-
-        def ask_on():
-            with server.connect() as connection:
-                while not stop.is_set():
-                    answers.append(exchange(connection, "POST", "/predict", json.dumps(ROW)))
-
-        clients = [threading.Thread(target=ask_on) for _ in range(4)]
-        for client in clients:
-            client.start()
-        try:
-            point(link, files / "other")
+        if how == "signal":
             server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: server.metric('dismec_reloads_total{result="ok"}') == 1)
-            seen = len(answers)
-            wait_until(lambda: len(answers) > seen + 20)
-        finally:
-            stop.set()
-            for client in clients:
-                client.join()
-        assert {status for status, _, _ in answers} == {200}
-        assert "names" in answers[0][2]
-        assert not any("names" in answer for _, _, answer in answers[-4:])
+        elif how == "request":
+            status, _, told = server.ask("POST", "/reload", headers=TOKEN)
+            assert (status, told["names"]) == (200, False)
+        wait_until(lambda: not any("names" in answer for answer in answers_of_all(server)))
+        seen = len(answers)
+        wait_until(lambda: len(answers) > seen + 20)
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert {status for status, _, _ in answers} == {200}
+    assert "names" in answers[0][2]
+    assert not any("names" in answer for _, _, answer in answers[-4:])
+    assert len(workers_of(server)) == 2
 
 
-def wait_until_answered(check):
-    """Wait for a check that asks the server; a process that dies may take a connection with it."""
-
-    def holds():
-        with suppress(ConnectionError, HTTPException):
-            return check()
-        return False
-
-    wait_until(holds)
+def test_a_request_to_reload_reaches_processes_that_have_the_model_on_disk(server):
+    """Nothing has changed on disk, but the files may be wanted in memory again."""
+    before = metric(server, 'dismec_reloads_total{result="ok"}')
+    assert server.ask("POST", "/reload", headers=TOKEN)[0] == 200
+    wait_until(lambda: metric(server, 'dismec_reloads_total{result="ok"}') >= before + 2)
 
 
-def test_a_process_that_dies_is_replaced_and_the_port_keeps_answering(files):
-    with serving(files, files / "named", "--workers", "2") as server:
-        expected = server.predict(ROW)[2]
-        rows = server.metric("dismec_rows_predicted_total")
-        before = children(server.process.pid)
-        os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: not is_running(before[0]))
-
-        def is_replaced():
-            status, _, answer = server.predict(ROW)
-            assert (status, answer) == (200, expected)
-            return server.metric("dismec_processes") == 2
-
-        wait_until_answered(is_replaced)
-        after = children(server.process.pid)
-        assert before[1] in after
-        assert len({*before, *after}) == 3
-        assert server.metric("dismec_restarts_total") == 1
-        assert server.metric("dismec_rows_predicted_total") > rows  # counts are kept
-        assert "was ended by signal 9; starting another" in server.log.read_text()
+def test_no_process_switches_to_a_bad_model(files, link, server):
+    expected = answers_of_all(server)
+    (files / "broken").mkdir()
+    point(link, files / "broken")
+    assert server.ask("POST", "/reload", headers=TOKEN)[0] == 500
+    wait_until(lambda: metric(server, 'dismec_reloads_total{result="failed"}') >= 2)
+    assert answers_of_all(server) == expected
 
 
-def test_a_replacement_process_gets_the_model_of_the_others(files, tmp_path):
-    """The link was moved without a reload: the new process must not follow it on its own."""
-    link = tmp_path / "current"
-    link.symlink_to(files / "named")
-    with serving(tmp_path, link, "--workers", "2") as server:
-        expected = server.predict(ROW)[2]
-        point(link, files / "other")
-        old = children(server.process.pid)[0]
-        os.kill(old, signal.SIGKILL)
-        wait_until(lambda: not is_running(old))
-        wait_until_answered(lambda: server.metric("dismec_processes") == 2)
-        with ExitStack() as held:
-            for _ in range(4):
-                client = held.enter_context(server.connect())
-                assert exchange(client, "POST", "/predict", json.dumps(ROW))[2] == expected
+def test_a_process_that_dies_is_replaced_and_the_port_keeps_answering(server):
+    expected = answers_of_all(server)
+    rows = metric(server, "dismec_rows_predicted_total")
+    before = workers_of(server)
+    os.kill(before[0], signal.SIGKILL)
 
+    def is_replaced():
+        with suppress(ConnectionError, HTTPException):  # it may take a connection with it
+            assert server.ask(*ASK, TOKEN)[::2] == (200, expected[0])
+        return len(workers_of(server)) == 2 and before[0] not in workers_of(server)
 
-def test_processes_have_one_model_after_it_was_replaced_in_place(files, tmp_path):
-    """A new process can only open what is on disk now, so the others switch to that too."""
-    train(*random_problem(), tmp_path / "model", TrainingParams(C=0.1))
-    with serving(tmp_path, tmp_path / "model", "--workers", "2") as server:
-        train(*random_problem(), tmp_path / "model", overwrite=True)
-        os.kill(children(server.process.pid)[0], signal.SIGKILL)
-        wait_until_answered(lambda: server.metric('dismec_reloads_total{result="ok"}') == 1)
-        with ExitStack() as held:
-            clients = [held.enter_context(server.connect()) for _ in range(4)]
-            found = [exchange(c, "GET", "/model")[2]["params"]["C"] for c in clients]
-        assert found == [1.0] * 4
+    wait_until(is_replaced)
+    assert before[1] in workers_of(server)
+    wait_until(lambda: metric(server, "dismec_processes") == 2)
+    assert metric(server, "dismec_processes_started_total") == 3
+    assert metric(server, "dismec_rows_predicted_total") > rows  # counts are kept
+    assert f"server process {before[0]} died; starting another" in server.log.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_processes_when_requests_are_finished(files, number):
     with serving(files, files / "named", "--workers", "2") as server:
-        workers = children(server.process.pid)
+        wait_until(lambda: len(workers_of(server)) == 2)
+        workers = workers_of(server)
         with server.half_sent(ROW) as finish:
             # Like Ctrl-C in a terminal, which reaches all processes at once.
             for pid in (server.process.pid, *(workers if number == signal.SIGINT else ())):
@@ -255,65 +204,49 @@ def test_a_signal_ends_all_processes_when_requests_are_finished(files, number):
         assert server.log.read_text() == ("" if number == signal.SIGTERM else "dismec: stopped\n")
 
 
+def test_clients_that_come_back_do_not_keep_the_processes_running(files):
+    with serving(files, files / "named", "--workers", "2") as server:
+        wait_until(lambda: len(workers_of(server)) == 2)
+        statuses, stop = [], threading.Event()
+
+        def ask_on():
+            while not stop.is_set():
+                with suppress(OSError, HTTPException), server.connect() as connection:
+                    while not stop.is_set():
+                        statuses.append(exchange(connection, *ASK)[0])
+
+        clients = [threading.Thread(target=ask_on) for _ in range(8)]
+        for client in clients:
+            client.start()
+        try:
+            wait_until(lambda: len(statuses) > 50)
+            server.process.terminate()
+            assert server.process.wait(TIMEOUT) == 0
+        finally:
+            stop.set()
+            server.process.kill()
+            for client in clients:
+                client.join()
+        assert set(statuses) == {200}
+        assert server.log.read_text() == ""  # no process has reached the time limit
+
+
 def test_processes_end_when_the_first_one_is_killed(files):
     with serving(files, files / "named", "--workers", "2") as server:
-        workers = children(server.process.pid)
+        wait_until(lambda: len(workers_of(server)) == 2)
+        workers = workers_of(server)
         server.process.kill()
         wait_until(lambda: not any(map(is_running, workers)))
 
 
-def refused(*arguments):
-    out = subprocess.run(
-        [sys.executable, "-m", "dismec", "serve", *map(str, arguments), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert (out.returncode, out.stdout) == (2, "")
-    assert out.stderr.count("\n") == 1, out.stderr
-    return out.stderr
-
-
-def test_options_not_supported_by_several_processes_are_refused_in_one_line(files):
-    alone, several = (refused(files / "nothing", "--workers", n) for n in (1, 2))
-    assert alone == several
-    assert "no such directory" in several
-    line = refused(files / "named", "--workers", "2", "--cluster", "tcp://127.0.0.1:1")
-    assert "--workers is not supported with --cluster" in line
-
-
-def test_a_channel_reports_when_the_other_end_is_full_or_gone():
-    here, there = Channel.pair()
-    sent = 0
-    while here.send({"number": sent}):
-        sent += 1
-    assert [there.receive() for _ in range(sent)] == [({"number": i}, None) for i in range(sent)]
-    assert there.receive() is None
-    assert here.send({})
-    here.close()
-    assert there.receive() == ({}, None)
-    with pytest.raises(EOFError):
-        there.receive()
-    assert not there.send({})
-    there.close()
-
-
-def test_counts_of_processes_add_up():
-    parts = [Metrics(), Metrics()]
-    for part, seconds in zip(parts, (0.0001, 20.0), strict=True):
-        part.count("/predict", 200, seconds)
-        part.rows += 2
-        part.pending += 1
-        part.reloads["ok"] += 1
-    total = Metrics()
-    total.processes = 0
-    total.add(json.loads(json.dumps(parts[0].to_dict())))
-    total.add(json.loads(json.dumps(parts[1].to_dict())), ended=True)
-    lines = total.text().splitlines()
-    assert 'dismec_requests_total{path="/predict",status="200"} 2' in lines
-    assert 'dismec_request_seconds_bucket{path="/predict",le="0.001"} 1' in lines
-    assert 'dismec_request_seconds_bucket{path="/predict",le="+Inf"} 2' in lines
-    assert 'dismec_request_seconds_sum{path="/predict"} 20.000100' in lines
-    assert "dismec_rows_predicted_total 4" in lines
-    assert "dismec_pending_requests 1" in lines  # a process that has ended computes nothing
-    assert "dismec_processes 1" in lines
+def test_a_model_that_cannot_be_opened_is_refused_in_one_line(files):
+    found = []
+    for workers in ("1", "2"):
+        command = [sys.executable, "-m", "dismec", "serve", files / "nothing", "--port", "0"]
+        out = subprocess.run(
+            [*command, "--workers", workers], capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert (out.returncode, out.stdout, out.stderr.count("\n")) == (2, "", 1)
+        found.append(out.stderr)
+    assert "no such directory" in found[0]
+    assert found[0] == found[1]

@@ -74,7 +74,7 @@ class Workshop:
         self._make_models()
         self._make_data()
         self.services = {
-            name: Service(folder / "models" / name, None, Limits(body=1 << 20, rows=50, k=50))
+            name: Service(folder / "models" / name, Limits(body=1 << 20, rows=50, k=50))
             for name in ("plain", "text", "dense")
         }
         self.targets = [
@@ -93,7 +93,7 @@ class Workshop:
         models, names = self.folder / "models", [f"label é{i}" for i in range(12)]
         params = {
             "plain": TrainingParams(precision="float32"),
-            "calibrated": TrainingParams(calibrate=True, tfidf=True, precision="int8"),
+            "calibrated": TrainingParams(calibrate=True, tfidf=True, precision="float8"),
         }
         for name, how in params.items():
             train(self.X, self.Y, models / name, how, names=names, threads=1)

@@ -14,8 +14,8 @@ import pytest
 import dismec
 from dismec import TrainingParams, generate, open_model, train
 from dismec.errors import ModelError
-from dismec.model import replacing
-from dismec.model.format import NEW
+from dismec.model import atomic_replace
+from dismec.model.manifest import NEW
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_every_step_of_a_replacement_leaves_one_of_the_models(
     for name in ("os.link", "commit", "tidy", "sync_directory"):
         for n in range(20):
             left = n
-            owner = os if name == "os.link" else replacing
+            owner = os if name == "os.link" else atomic_replace
             attribute = name.removeprefix("os.")
             real = getattr(owner, attribute)
 
