@@ -23,6 +23,7 @@ from dismec.model.manifest import PRECISIONS
 from dismec.model.model import Model
 from dismec.model.scoring import Predictor
 from dismec.model.shards import first_labels, pack
+from dismec.model.sidecar_files import LabelTable, Parts
 from dismec.training.calibrate import fit_calibration
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit as train

@@ -19,7 +19,7 @@ from conftest import tune, tune_text
 from dismec import DataError, TrainingParams, open_model
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
 from dismec.training.train import fit
 from test_solver import liblinear_objective, signs
 

@@ -15,7 +15,7 @@ from dismec import DiSMECClassifier, TrainingParams, open_model, save_data, trai
 from dismec.data.dataset import Dataset
 from dismec.features.transform import Transform
 from dismec.solve.partition import cut
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
 from dismec.solve.threads import solve_blocks
 from dismec.training.train import fit
 from test_cli import ok

@@ -16,12 +16,8 @@ import scipy.sparse as sp
 from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
 from dismec.cluster.prediction import ClusterModel
-from dismec.cluster.serving import ServedModel
 from dismec.data.texts import Texts
-from dismec.model.model import Model, Model
-from dismec.model.model import check_dense
-from dismec.model.reranking import Reranked
-from dismec.model.model import Model
+from dismec.model.model import Model, check_dense
 from dismec.training.params import TrainOptions
 from dismec.training.texts import texts_read
 from dismec.training.train import fit, train_on
@@ -292,7 +288,7 @@ def test_damage_to_a_single_file_is_refused(texts):
 
 def test_every_model_checks_rows_in_the_same_way():
     """What is refused here is also refused on a cluster and by the server."""
-    for kind in (Model, ClusterModel, ServedModel):
+    for kind in (Model, ClusterModel):
         assert kind.predict_topk is Model.predict_topk
         assert kind.evaluate is Model.evaluate
 

@@ -12,12 +12,12 @@ from dismec.cli.console import print_message, print_paragraphs, print_table
 from dismec.cli.options import (
     PATH,
     Reading,
+    check_new_files,
     data_options,
     json_option,
     quiet_option,
     threads_option,
 )
-from dismec.cli.output import check_new_files
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:

@@ -22,8 +22,15 @@ from dismec.cli.console import (
 )
 from dismec.cli.facts import print_facts
 from dismec.cli.label_options import hierarchy_option, tree_of_test
-from dismec.cli.options import PATH, F, Reading, data_options, json_option, threads_option
-from dismec.cli.output import check_new_files
+from dismec.cli.options import (
+    PATH,
+    F,
+    Reading,
+    check_new_files,
+    data_options,
+    json_option,
+    threads_option,
+)
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from dismec.cli.console import print_message
-from dismec.cli.output import check_new_files
 from dismec.data.counts import counted
 from dismec.errors import DismecError
 
@@ -459,3 +458,31 @@ def in_flags(message: str) -> str:
     ):
         message = re.sub(pattern, flag, message)
     return message
+
+
+def check_new_files(
+    *targets: Path | None,
+    overwrite: bool,
+    sources: Iterable[Path | None] = (),
+    makes_folder: bool = False,
+) -> None:
+    """Reject files that cannot be written, or that exist and may not be overwritten.
+
+    A device or a pipe is always accepted, and one of the `sources` never. `makes_folder` is for
+    commands that create the directories of their files.
+    """
+    seen = set()
+    for target in filter(None, targets):
+        if target.is_dir():
+            raise DismecError(f"{target} is a directory: give the name of a file")
+        if not makes_folder and not target.parent.is_dir():
+            raise DismecError(f"{target.parent}: no such directory")
+        if target.resolve() in seen:
+            raise DismecError(f"{target} is given twice: choose different files")
+        seen.add(target.resolve())
+        if not target.is_file():
+            continue
+        if any(s is not None and s.exists() and target.samefile(s) for s in sources):
+            raise DismecError(f"{target} is read by this command: choose another file")
+        if not overwrite:
+            raise DismecError(f"{target} exists: choose another file, or use --overwrite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import unfiltered
-from dismec.cli.options import PATH, F
-from dismec.errors import DismecError
+from dismec.cli.options import PATH, F, check_new_files
 
 if TYPE_CHECKING:
     from dismec.data.predictions import Columns, PredictionWriter
@@ -134,34 +133,6 @@ def _checked_output(path: Path, form: str | None) -> Output:
 def _is_special(path: Path) -> bool:
     """Return whether it is a device or a pipe, whose name has no extension."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def check_new_files(
-    *targets: Path | None,
-    overwrite: bool,
-    sources: Iterable[Path | None] = (),
-    makes_folder: bool = False,
-) -> None:
-    """Reject files that cannot be written, or that exist and may not be overwritten.
-
-    A device or a pipe is always accepted, and one of the `sources` never. `makes_folder` is for
-    commands that create the directories of their files.
-    """
-    seen = set()
-    for target in filter(None, targets):
-        if target.is_dir():
-            raise DismecError(f"{target} is a directory: give the name of a file")
-        if not makes_folder and not target.parent.is_dir():
-            raise DismecError(f"{target.parent}: no such directory")
-        if target.resolve() in seen:
-            raise DismecError(f"{target} is given twice: choose different files")
-        seen.add(target.resolve())
-        if not target.is_file():
-            continue
-        if any(s is not None and s.exists() and target.samefile(s) for s in sources):
-            raise DismecError(f"{target} is read by this command: choose another file")
-        if not overwrite:
-            raise DismecError(f"{target} exists: choose another file, or use --overwrite")
 
 
 def format_of(path: Path) -> str | None:

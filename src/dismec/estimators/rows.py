@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
@@ -120,7 +120,7 @@ class DiSMECClassifier(Estimator):
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
-        grid: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        grid: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
         metric: str = "nDCG@5",
     ) -> None:
         self.C = C

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, BinaryIO, ClassVar, Self
 
@@ -122,7 +122,7 @@ class DiSMECTextClassifier(Estimator):
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
-        grid: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        grid: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
         metric: str = "nDCG@5",
     ) -> None:
         self.C = C

@@ -21,6 +21,7 @@ from dismec.model.directory import read_manifest, unfinished
 from dismec.model.manifest import Manifest
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown as shown_params
+from dismec.model.sidecar_files import LabelTable, read_parts
 from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
 from dismec.report.estimate import estimate_training
 from dismec.report.label_facts import describe_labels, strongest_pairs

@@ -69,11 +69,11 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
     -------
     dict
         "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
-        "examples"; "similar names" (only with names), groups with the same words and pairs one edit apart; "labels
-        with the same rows", with at least 2 rows; "labels that occur together": "pairs" by
-        decreasing Jaccard index, and labels that "always" occur with another one, among the most
-        frequent labels, whose number is "of labels"; and "all labels", one list per column, the
-        most frequent first.
+        "examples"; "similar names" (only with names), groups with the same words and pairs one
+        edit apart; "labels with the same rows", with at least 2 rows; "labels that occur together":
+        "pairs" by decreasing Jaccard index, and labels that "always" occur with another one, among
+        the most frequent labels, whose number is "of labels"; and "all labels", one list per
+        column, the most frequent first.
     """
     if names is None:
         Y, labels = without_unused(Y)

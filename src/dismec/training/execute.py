@@ -95,7 +95,7 @@ def run_in_memory(job: Job, executor: Executor, progress: Progress | None) -> Mo
     shards = packing.each(lambda _, shard: shard, executor.threads)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
-    return Model(manifest, job.informed or job.transform, job.parts, shards)
+    return Model.from_shards(manifest, job.informed or job.transform, job.parts, shards)
 
 
 def run_into(
