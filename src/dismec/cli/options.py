@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -423,41 +422,6 @@ cluster_option = click.option(
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def in_flags(message: str) -> str:
-    """Return a message of the library with flags of the commands instead of parameters.
-
-    ``overwrite=True`` becomes ``--overwrite`` and ``delta="auto"`` ``--delta auto``; parameters
-    without a value are those whose names have underscores, and one that begins the message. Text
-    in quotes, or in a path, is the user's.
-    """
-    ctx = click.get_current_context(silent=True)
-    root: Any = ctx.find_root().command if ctx else None
-    own = [ctx.command] if ctx else []
-    flags = {"names": "--label-names"}
-    for command in [*getattr(root, "commands", {}).values(), *own]:
-        for option in command.params:
-            if isinstance(option, click.Option):
-                long = max(option.opts, key=len)
-                flags[long.removeprefix("--").replace("-", "_")] = long
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found["name"], found.groupdict().get("value", "True")
-        if name not in flags:
-            return found[0]
-        if value in ("True", "…"):
-            return flags[name]
-        return f"{flags[name]} {value[1:-1] if value[1:-1].isalnum() else value}"
-
-    free = r"(?<![\w/.'\"=-])"
-    for pattern in (
-        free + r"(?P<name>[A-Za-z_]+)=(?P<value>True|…|'[^']+'|\"[^\"]+\")",
-        free + r"(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w/.'\"=-])",
-        r"^(?P<name>[A-Za-z]+(?= is )|weights(?=: ))",
-    ):
-        message = re.sub(pattern, flag, message)
-    return message
 
 
 def check_new_files(

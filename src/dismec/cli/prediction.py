@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_explanation, print_message, print_unknown
+from dismec.cli.console import (
+    cluster_messages,
+    print_explanation,
+    print_message,
+    print_unknown,
+)
 from dismec.cli.label_options import (
-    Branches,
-    LabelChoice,
-    branch_options,
-    choice_options,
+    allowed_labels,
+    exclude_option,
     hierarchy_option,
     measure_levels,
+    only_option,
     print_levels,
     print_not_allowed,
     rounded,
 )
-from dismec.cli.opening import model_at
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
     DataBatch,
     Reading,
+    check_new_files,
     cluster_option,
     data_options,
     json_option,
@@ -35,7 +40,7 @@ from dismec.cli.options import (
     propensity_options,
     threads_option,
 )
-from dismec.cli.output import Output, output_options
+from dismec.cli.output import ENDINGS, FORMATS, STANDARD, checked_format, opened_writer
 from dismec.data.counts import counted
 from dismec.errors import DismecError
 
@@ -64,6 +69,25 @@ def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) 
         except UnicodeEncodeError:
             raise click.BadParameter(f"text {number} is not UTF-8") from None
     return texts
+
+
+@contextmanager
+def _opened(model: Path, cluster: str | None) -> Iterator[Model]:
+    """Open the model locally or on a cluster (``--cluster``); workers release it at the end."""
+    from dismec.model.opening import open_model
+
+    if cluster is None:
+        yield open_model(model, check=True)
+        return
+    with cluster_messages(cluster, quiet=False):
+        from dismec.cluster.connection import Cluster
+        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+
+        with (
+            Cluster.connect(cluster) as connection,
+            ClusterPredictor(connection, model) as predictor,
+        ):
+            yield ClusterModel(predictor)
 
 
 _rerank_option = click.option(
@@ -105,9 +129,33 @@ _rank_option = click.option(
     help="Predict all labels with at least this score or probability; micro-f1, macro-f1: the "
     "thresholds that calibration chose for this metric.",
 )
-@branch_options
-@choice_options
-@output_options
+@hierarchy_option
+@click.option(
+    "--add-ancestors",
+    is_flag=True,
+    help="Add the ancestors of predicted labels, scored by their best descendant.",
+)
+@click.option("--leaves-only", is_flag=True, help="Predict only labels without children.")
+@only_option
+@exclude_option
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=STANDARD,
+    help="Output file; the format follows from its extension: "
+    f"{', '.join(ENDINGS)}; text formats also with .gz [default: -, standard output].",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Output format, overriding the file extension [default: text]; xmc is XMC text of "
+    "scores; npz is held in memory until the end, other formats are written row by row.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
 @_rerank_option
 @propensity_options
 @data_options(model=True, ids=True)
@@ -120,9 +168,15 @@ def predict(
     k: int | None,
     rank: str | None,
     threshold: float | str | None,
-    branches: Branches,
-    choice: LabelChoice,
-    output: Output,
+    hierarchy: Path | None,
+    add_ancestors: bool,
+    leaves_only: bool,
+    only: Path | None,
+    exclude: Path | None,
+    output: Path,
+    form: str | None,
+    as_json: bool,
+    overwrite: bool,
     rerank: float | None,
     A: float,
     B: float,
@@ -137,9 +191,22 @@ def predict(
     contains spaces, colons, quotes or backslashes, is written as a JSON string: "cast iron":0.53.
     If rows have ids, a line starts with the id and a tab.
     """
+    from dismec.data.hierarchy import load_tree
     from dismec.data.names import load_names
     from dismec.data.predictions import Columns
 
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json cannot be combined with --format {form}")
+    if output != STANDARD:
+        sources = (model, data, hierarchy, only, exclude)
+        check_new_files(output, overwrite=overwrite, sources=sources)
+    form = checked_format(output, "json" if as_json else form)
+    if (hierarchy is not None) != (add_ancestors or leaves_only):
+        raise click.UsageError(
+            "--hierarchy requires --add-ancestors or --leaves-only"
+            if hierarchy
+            else "--add-ancestors and --leaves-only require --hierarchy"
+        )
     if rank == "score" and isinstance(threshold, str):
         raise click.UsageError("--rank score cannot be combined with F1 thresholds")
     if rank is not None and rerank is not None:
@@ -153,12 +220,12 @@ def predict(
         raise click.UsageError("give either DATA or --text")
     if texts and (reading.columns or reading.labels or reading.names):
         raise click.UsageError("options for reading DATA cannot be combined with --text")
-    if output.form == "xmc" and reading.columns.get("id_column"):
+    if form == "xmc" and reading.columns.get("id_column"):
         raise click.UsageError("--format xmc cannot hold ids: omit --id-column")
     names = load_names(reading.names) if reading.names else None
-    with model_at(model, cluster) as found:
-        tree = branches.tree(found, names)
-        allowed = branches.among(found, tree, choice.among(found))
+    with _opened(model, cluster) as found:
+        tree = load_tree(hierarchy, names or found.names, found.n_labels) if hierarchy else None
+        allowed = allowed_labels(found, only, exclude, tree if leaves_only else None)
         opened = _reranked(found, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(
@@ -170,7 +237,6 @@ def predict(
         places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
         rank_rows = _ranking(opened, places, threshold, probabilities, how)
-        rank_rows = branches.with_ancestors(rank_rows, tree)
         if data is None:
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
@@ -179,9 +245,13 @@ def predict(
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
-        with output.writer(Columns(opened.n_labels, names or opened.names, what)) as writer:
+        columns = Columns(opened.n_labels, names or opened.names, what)
+        with opened_writer(output, form, columns) as writer:
             for X, ids in _slices(batches, 1 if threshold is not None else places):
-                writer.write(*rank_rows(X), ids)
+                best = rank_rows(X)
+                if tree is not None and add_ancestors:
+                    best = tree.add_ancestors(*best)
+                writer.write(*best, ids)
 
 
 def _ranking(
@@ -252,7 +322,8 @@ def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
     callback=parse_ks,
     help="Values of k to report, separated by commas.",
 )
-@choice_options
+@only_option
+@exclude_option
 @_rank_option
 @_rerank_option
 @hierarchy_option
@@ -265,7 +336,8 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
-    choice: LabelChoice,
+    only: Path | None,
+    exclude: Path | None,
     rank: str | None,
     rerank: float | None,
     hierarchy: Path | None,
@@ -287,8 +359,8 @@ def evaluate(
 
     With --only or --exclude, true labels that may not be predicted are ignored.
     """
-    with model_at(model, cluster) as found:
-        allowed = choice.among(found)
+    with _opened(model, cluster) as found:
+        allowed = allowed_labels(found, only, exclude)
         dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
         print_unknown(found, dataset)
         opened = _reranked(found, rerank, A, B)
@@ -351,7 +423,7 @@ def explain(
     file. If the model uses dense features, they come from that row of --dense; if it uses only
     those, ROW is ignored.
     """
-    with model_at(model, cluster) as opened:
+    with _opened(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
             print_message("the model knows no word of this text: only the bias contributes")

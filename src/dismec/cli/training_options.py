@@ -19,7 +19,6 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     dense_option,
-    in_flags,
     parse_delta,
     parse_numbers,
     quiet_option,
@@ -202,7 +201,7 @@ class Arguments:
         try:
             return TrainingParams(**given)
         except ValueError as error:
-            raise click.UsageError(in_flags(str(error))) from None
+            raise click.UsageError(str(error)) from None
 
     def _text_params(self, data: DataFile) -> TextParams | None:
         """Return the parameters of text features; None if texts are not used."""
@@ -222,7 +221,7 @@ class Arguments:
         try:
             return TextParams(**given)
         except ValueError as error:
-            raise click.UsageError(in_flags(str(error))) from None
+            raise click.UsageError(str(error)) from None
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
