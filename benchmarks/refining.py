@@ -30,8 +30,7 @@ from dismec.data.dataset import Dataset
 from dismec.data.texts import Texts
 from dismec.features.text_rows import text_dataset
 from dismec.training.params import TrainingParams
-from dismec.training.texts import train_text
-from dismec.training.train import train
+from dismec.training.train import train, train_text
 from machine import print_heading
 
 NUMERIC = (*data.SETS, "bibtex")

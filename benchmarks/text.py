@@ -28,10 +28,9 @@ from sklearn.svm import LinearSVC
 import dismec
 from dismec.cpu import available_cpus
 from dismec.data.texts import Texts
-from dismec.features.text_rows import weighted_rows
+from dismec.features.text_rows import learn, weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
-from dismec.training.texts import learn
 from machine import print_heading
 from text_pipelines import load
 

@@ -16,7 +16,7 @@ import browsing
 from browsing import CONTRAST, PHONE, expect
 from conftest import BASE, LABELS, related
 from dismec import TrainingParams
-from dismec.training.texts import train_text
+from dismec.training.train import train_text
 from servers import serving
 
 pytestmark = browsing.needs_chromium

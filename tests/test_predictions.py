@@ -29,7 +29,7 @@ from dismec.data.predictions import Columns, prediction_file, prediction_writer
 from dismec.data.printable import spell_name
 from dismec.data.synthetic import generate_text, write_text
 from dismec.errors import DataError, DismecError
-from dismec.model.thresholds import ranked
+from dismec.model.rankings import ranked
 
 # As in docs/reference/predictions.md.
 PAIR = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s:"\\]+):(\S+)')

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from dismec.estimators.rows import DiSMECClassifier
     from dismec.estimators.scorers import label_scorer
     from dismec.estimators.texts import DiSMECTextClassifier
-    from dismec.features.text_rows import TextRows
-    from dismec.features.vocabulary import TextParams
+    from dismec.features.vocabulary import TextParams, TextRows
     from dismec.measure.levels import by_level
     from dismec.measure.metrics import evaluate
     from dismec.model.explanation import Explanation, highlights
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from dismec.training.edit_labels import add_labels, remove_labels, update_labels
     from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
-    from dismec.training.texts import train_text
-    from dismec.training.train import train
+    from dismec.training.train import train, train_text
 
 __all__ = [
     "ClusterError",
@@ -78,8 +76,7 @@ _HOMES = {
     "estimators.rows": ("DiSMECClassifier",),
     "estimators.scorers": ("label_scorer",),
     "estimators.texts": ("DiSMECTextClassifier",),
-    "features.text_rows": ("TextRows",),
-    "features.vocabulary": ("TextParams",),
+    "features.vocabulary": ("TextParams", "TextRows"),
     "measure.levels": ("by_level",),
     "measure.metrics": ("evaluate",),
     "model.explanation": ("Explanation", "highlights"),
@@ -90,8 +87,7 @@ _HOMES = {
     "training.edit_labels": ("add_labels", "remove_labels", "update_labels"),
     "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
-    "training.train": ("train",),
-    "training.texts": ("train_text",),
+    "training.train": ("train", "train_text"),
 }
 
 

@@ -211,7 +211,7 @@ class Reading:
         self._check_numeric(model, data)
         if model.vocabulary is None:
             return rows
-        from dismec.features.text_rows import TextRows
+        from dismec.features.vocabulary import TextRows
 
         return TextRows(rows)
 

@@ -262,7 +262,7 @@ def _ranking(
     how: dict[str, Any],
 ) -> Callable[[Any], tuple[Any, Any]]:
     """Return the function that ranks labels for rows."""
-    from dismec.model.thresholds import ranked
+    from dismec.model.rankings import ranked
 
     view: Any = model
     if threshold is not None:

@@ -29,13 +29,12 @@ from dismec.data.files import whole_file
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.texts import Texts
 from dismec.errors import DataError
-from dismec.features.text_rows import weighted_rows
+from dismec.features.text_rows import learn, weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams
 from dismec.measure.breakdown import by_group
 from dismec.measure.metrics import Truth, difference, drawn, interval
 from dismec.model.directory import locked
-from dismec.training.texts import learn
 
 __all__ = [
     "DEPTHS",

@@ -20,12 +20,11 @@ from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError
 from dismec.estimators.scorers import check_scorer
 from dismec.estimators.shared import Estimator, check_none_empty, class_costs
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
-from dismec.model.thresholds import ranked
+from dismec.model.rankings import ranked
 from dismec.training.train import fit
 
 __all__ = ["DiSMECTextClassifier"]

@@ -1,47 +1,36 @@
-"""Texts → rows of a vocabulary's terms: a matrix type of their own, and datasets in memory."""
+"""Texts with labels → a vocabulary and label names, and datasets of its terms in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from dismec.data.corpus import TextFormat, is_frame
+from dismec.data.corpus import TextBatch, TextFormat, is_frame
+from dismec.data.counts import counted
 from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
-from dismec.data.matrices import refuse_mask
 from dismec.data.row_weights import RowWeights
 from dismec.data.texts import Texts
 from dismec.errors import DataError
+from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 
-__all__ = ["TextRows", "text_dataset", "vocabulary_of", "weighted_rows", "weighted_text_dataset"]
+__all__ = [
+    "Log",
+    "learn",
+    "logged",
+    "text_dataset",
+    "vocabulary_of",
+    "weighted_rows",
+    "weighted_text_dataset",
+]
 
+Log = Callable[[str], None]
 
-class TextRows(sp.csr_array):
-    """Rows whose columns are the terms of a vocabulary: the input of a text model.
-
-    `Vocabulary.rows` returns them, and slices keep the class. A text model rejects other matrices
-    because it cannot know what their columns mean; ``TextRows(X)`` declares that they are its own
-    terms, in order. Stacked rows need this too, because `scipy.sparse.vstack` returns a plain
-    matrix.
-
-    Examples
-    --------
-    >>> from dismec import DiSMECTextClassifier, TextRows
-    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
-    >>> model = DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"]).model_
-    >>> X = model.vocabulary.rows(["a fried egg"])
-    >>> isinstance(X, TextRows)
-    True
-    >>> model.predict_topk(TextRows(X.toarray()), k=1)[0].tolist()
-    [[1]]
-    """
-
-    def __init__(self, arg1: Any, *args: Any, **kwargs: Any) -> None:
-        refuse_mask(arg1, "X")
-        super().__init__(arg1, *args, **kwargs)
+_LOG_SECONDS = 10.0
 
 
 def text_dataset(
@@ -81,16 +70,17 @@ def weighted_text_dataset(
     return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
 
 
-def vocabulary_of(model: Any) -> Any:
+def vocabulary_of(model: Any) -> Vocabulary:
     """Return the vocabulary of a text model."""
     if model.vocabulary is None:
         raise DataError("the data are texts, but the model was trained on numeric features")
-    return model.vocabulary
+    vocabulary: Vocabulary = model.vocabulary
+    return vocabulary
 
 
 def weighted_rows(
     texts: Texts,
-    vocabulary: Any,  # a `Vocabulary`, or None
+    vocabulary: Vocabulary | None,
     numbers: Mapping[str, int],
     *,
     threads: int | None = None,
@@ -127,3 +117,44 @@ def weighted_rows(
         TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
     )
     return dataset, None if weights is None else np.array(weights)
+
+
+def learn(
+    texts: Texts,
+    params: TextParams,
+    *,
+    threads: int | None = None,
+    log: Log | None = None,
+) -> tuple[Vocabulary, list[str]]:
+    """Learn the vocabulary of texts, and collect their label names in order."""
+    builder = VocabularyBuilder(params, threads=threads)
+    names: set[str] = set()
+    n_rows = 0
+    for batch in logged(texts, "terms counted", log):
+        builder.add(batch.texts)
+        names.update(name for row in batch.labels for name in row)
+        n_rows += len(batch.texts)
+    if not n_rows:
+        raise DataError(f"{texts.name}: no rows to train on")
+    if not names:
+        raise DataError(f"{texts.name}: no row has a label")
+    try:
+        vocabulary = builder.finish()
+    except DataError as error:
+        raise DataError(f"{texts.name}: {error}") from None
+    if log:
+        log(
+            f"{counted(n_rows, 'text')}, {counted(len(vocabulary.terms), 'feature')}, "
+            f"{counted(len(names), 'label')}"
+        )
+    return vocabulary, sorted(names)
+
+
+def logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
+    """Yield the batches, and log how many texts have been read from time to time."""
+    last = time.monotonic()
+    for batch in texts.read():
+        yield batch
+        if log and time.monotonic() - last > _LOG_SECONDS:
+            last = time.monotonic()
+            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, {what}")

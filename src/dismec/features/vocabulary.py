@@ -21,21 +21,46 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
-from dismec.data.matrices import csr_on, row_pointers
+from dismec.data.matrices import csr_on, refuse_mask, row_pointers
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError
-from dismec.features.text_rows import TextRows
 
-__all__ = ["TextParams", "Vocabulary", "VocabularyBuilder"]
+__all__ = ["TextParams", "TextRows", "Vocabulary", "VocabularyBuilder"]
 
 T = TypeVar("T")
 
 _CHUNK = 1 << 18  # bytes of text per thread and step: their terms stay in the cache
 _WINDOW = 1 << 26  # bytes of text between two checks of the number of terms
+
+
+class TextRows(sp.csr_array):
+    """Rows whose columns are the terms of a vocabulary: the input of a text model.
+
+    `Vocabulary.rows` returns them, and slices keep the class. A text model rejects other matrices
+    because it cannot know what their columns mean; ``TextRows(X)`` declares that they are its own
+    terms, in order. Stacked rows need this too, because `scipy.sparse.vstack` returns a plain
+    matrix.
+
+    Examples
+    --------
+    >>> from dismec import DiSMECTextClassifier, TextRows
+    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
+    >>> model = DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"]).model_
+    >>> X = model.vocabulary.rows(["a fried egg"])
+    >>> isinstance(X, TextRows)
+    True
+    >>> model.predict_topk(TextRows(X.toarray()), k=1)[0].tolist()
+    [[1]]
+    """
+
+    def __init__(self, arg1: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_mask(arg1, "X")
+        super().__init__(arg1, *args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dismec.data.types import WeightsLike
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model.calibration import Calibration, logistic
+from dismec.model.rankings import MACRO_F1, MICRO_F1
 from dismec.model.scoring import Labels, Scores
-from dismec.model.thresholds import MACRO_F1, MICRO_F1
 
 __all__ = ["evaluate"]
 

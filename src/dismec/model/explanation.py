@@ -12,9 +12,8 @@ import numpy.typing as npt
 from dismec.data.counts import counted
 from dismec.data.matrices import Rows
 from dismec.errors import DataError
-from dismec.model.rankings import Rankings
 from dismec.model.refined_transform import RefinedTransform
-from dismec.model.scoring import Predictor
+from dismec.model.scoring import Predictor, Ranking
 
 __all__ = ["Contribution", "Explanation", "Reason", "explain", "highlights"]
 
@@ -101,23 +100,20 @@ class Explanation:
 
 
 def explain(
-    rankings: Rankings,
+    ranking: Ranking,
     X: Any,
     label: int,
+    probability: float | None,
     names: Sequence[str] | None,
     terms: Sequence[str] | None,
 ) -> Explanation:
     """Explain a score, as in `Model.explain`; `names` are those of the labels."""
-    transform = rankings.transform
+    transform = ranking.transform
     if terms is not None and len(terms) != transform.n_features:
         raise DataError(
             f"{counted(len(terms), 'term')} for {counted(transform.n_features, 'feature')}"
         )
-    row, weights, score = rankings.by_score.explain(X, label)
-    probability = None
-    if rankings.calibration is not None:
-        z = rankings.by_logit.explain(X, label)[2]
-        probability = float(rankings.calibration.of_logits(z))
+    row, weights, score = ranking.explain(X, label)
     bias, found = _contributions(row, weights, transform.n_columns, terms)
     embedding = None
     if transform.dense:

@@ -187,6 +187,19 @@ class Manifest:
         """All files with weights."""
         return (*self.classifier_files, *(self.first or ()))
 
+    def check_separable(self, name: str) -> None:
+        """Raise `ModelError` if the labels of this model, called `name`, depend on each other."""
+        if self.refined:
+            raise ModelError(
+                f"{name} is refined: its labels depend on each other and cannot be separated; "
+                "train it without refining"
+            )
+        if (self.estimator or {}).get("classes") is not None:
+            raise ModelError(
+                f"the classes of {name} exclude each other and cannot be separated; "
+                "train it with lists of labels"
+            )
+
     def with_blocks(self, receipts: Iterable[BlockReceipt]) -> Manifest:
         """Return the same manifest with these blocks instead of its own."""
         return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))

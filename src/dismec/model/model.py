@@ -26,14 +26,14 @@ from dismec.model.evaluation import evaluate
 from dismec.model.explanation import Explanation, explain
 from dismec.model.label_index import LabelNames
 from dismec.model.manifest import Manifest
+from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.pruning import pruned_params, repacked
-from dismec.model.rankings import Rankings, RerankedRankings, ShardRankings
+from dismec.model.rankings import Rankings, RerankedRankings, ShardRankings, assigned, ranked
 from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores, input_rows
-from dismec.model.select_labels import subset_parts
+from dismec.model.select_labels import renumbered, selected
 from dismec.model.shards import Shard, gather
 from dismec.model.sidecar_files import LabelTable, Parts
-from dismec.model.thresholds import assigned, ranked
 
 __all__ = ["RANKS", "Capabilities", "Model", "check_dense"]
 
@@ -562,7 +562,11 @@ class Model:
         """
         if terms is None and self.vocabulary is not None:
             terms = self.vocabulary.terms
-        return explain(self._rankings, self.rows_of(X), label, self.names, terms)
+        rows, rankings, probability = self.rows_of(X), self._rankings, None
+        if self.calibration is not None:
+            z = rankings.by_logit.explain(rows, label)[2]
+            probability = float(self.calibration.of_logits(z))
+        return explain(rankings.by_score, rows, label, probability, self.names, terms)
 
     def place(self, X: RowsLike, label: int) -> int:
         """Find the place of a label in the ranking of all labels for one row.
@@ -767,8 +771,26 @@ class Model:
             The model of these labels, in memory. They keep their order and are numbered from 0.
         """
         numbers = np.unique(self._label_names.find_all(labels, "labels"))
-        manifest, parts, shards = subset_parts(self.manifest, self.parts, self.shards, numbers)
-        return Model.from_shards(manifest, self.transform, parts, shards)
+        self.manifest.check_separable("the model")
+        if not len(numbers):
+            raise DataError("no labels given")
+        entry = history_entry(
+            "kept",
+            labels=len(numbers),
+            of=self.n_labels,
+            numbers=format_ranges(numbers),
+            data=self.manifest.data,
+        )
+        manifest = replace(
+            self.manifest.finished(()),
+            n_labels=len(numbers),
+            history=(*self.manifest.history, entry),
+            stats=None,  # they cover all labels
+        )
+        wanted = np.isin(np.arange(self.n_labels), numbers)
+        new = np.cumsum(wanted) - 1
+        shards = [renumbered(shard, new) for shard in selected(self.shards, wanted)]
+        return Model.from_shards(manifest, self.transform, self.parts.of_labels(numbers), shards)
 
     def save(
         self,

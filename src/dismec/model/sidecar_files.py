@@ -42,6 +42,15 @@ class Parts:
     vocabulary: Vocabulary | None = None
     calibration: Calibration | None = None
 
+    def of_labels(self, labels: npt.NDArray[np.int64]) -> Parts:
+        """Return the parts of a model of some of the labels."""
+        table = self.labels
+        names = None if table.names is None else [table.names[label] for label in labels.tolist()]
+        calibration = self.calibration and self.calibration.taken_from(labels)
+        return Parts(
+            LabelTable(table.counts[labels], names, table.idf), self.vocabulary, calibration
+        )
+
 
 def write_parts(
     directory: Path, parts: Parts, number: int = 0, keep: Mapping[str, PartReceipt] | None = None

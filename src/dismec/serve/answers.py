@@ -17,15 +17,14 @@ from dismec.data.counts import counted
 from dismec.data.files import watching
 from dismec.data.hierarchy import load_tree
 from dismec.errors import DismecError, ModelError
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import Vocabulary
+from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
 from dismec.model.manifest import MANIFEST
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
-from dismec.model.thresholds import MICRO_F1
+from dismec.model.rankings import MICRO_F1
 from dismec.serve.contract import (
     HIGHLIGHTED,
     HIGHLIGHTED_BY_CHARACTERS,

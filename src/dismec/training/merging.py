@@ -22,7 +22,7 @@ from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import format_ranges, history_entry
-from dismec.model.select_labels import check_separable, parts_of, renumbered
+from dismec.model.select_labels import renumbered
 from dismec.model.sidecar_files import LabelTable, Parts
 from dismec.solve.block import BlockStats
 from dismec.training.calibrate import fit_calibration
@@ -88,7 +88,7 @@ def merge_models(
     names = [f"model {i}" if isinstance(m, Model) else str(m) for i, m in enumerate(models, 1)]
     opened = [m if isinstance(m, Model) else open_model(m, check=True) for m in models]
     for model, name in zip(opened, names, strict=True):
-        check_separable(model.manifest, name)
+        model.manifest.check_separable(name)
     for model, name in zip(opened[1:], names[1:], strict=True):
         for what in _obstacles(opened[0], model):
             raise ModelError(f"{names[0]} and {name} cannot be merged: {what}")
@@ -205,7 +205,7 @@ def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
 
 def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     first = models[0]
-    pieces = [parts_of(m.parts, labels) for m, labels in zip(models, kept, strict=True)]
+    pieces = [m.parts.of_labels(labels) for m, labels in zip(models, kept, strict=True)]
     counts = np.concatenate([part.labels.counts for part in pieces])
     names = None
     if first.names is not None:

@@ -7,8 +7,7 @@ rows to a file in the model directory.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,145 +17,23 @@ import numpy as np
 
 from dismec.data.binary import XmcWriter
 from dismec.data.corpus import TextBatch, TextFormat
-from dismec.data.counts import counted
 from dismec.data.dataset import Dataset, load_data
-from dismec.data.files import StrPath
 from dismec.data.mixed import mixed_rows
 from dismec.data.pair_weights import find_pairs, known_labels, pairs_at
 from dismec.data.row_weights import RowWeights, kept_rows
 from dismec.data.texts import Texts
 from dismec.data.training_file import TrainingData
-from dismec.data.types import MatrixLike, PairWeightsLike, TextSource, WeightsLike
 from dismec.errors import DataError
-from dismec.features.text_rows import weighted_rows
-from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features.text_rows import Log, learn, logged, weighted_rows
+from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.directory import data_file, make_directory
-from dismec.model.model import Model
-from dismec.training.params import EXAMPLES, Progress, TrainingParams, TrainOptions
+from dismec.training.params import EXAMPLES, TrainOptions
 from dismec.training.resume import check_output
-from dismec.training.train import train_on
 
-__all__ = ["example_texts", "learn", "texts_read", "train_text"]
-
-Log = Callable[[str], None]
+__all__ = ["example_texts", "texts_read"]
 
 _SHORTEST, _LONGEST = 20, 2000  # range of characters in a text that it may keep
 _KEPT = 300  # characters kept of each text
-_LOG_SECONDS = 10.0
-
-
-def train_text(
-    source: TextSource | Texts,
-    path: StrPath,
-    params: TrainingParams | None = None,
-    text: TextParams | None = None,
-    *,
-    fmt: TextFormat | None = None,
-    validation: TextSource | Texts | None = None,
-    weights: WeightsLike | None = None,
-    pair_weights: PairWeightsLike | None = None,
-    threads: int | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    log: Log | None = None,
-    cluster: Any = None,
-    examples: bool = False,
-    dense: MatrixLike | None = None,
-    validation_dense: MatrixLike | None = None,
-) -> Model:
-    r"""Train a model on texts and write it to a directory.
-
-    An interrupted run with the same data and parameters is resumed.
-
-    Parameters
-    ----------
-    source : str, path-like, frame or Texts
-        Texts with their labels: a file as `read_texts` reads it, which may be larger than memory,
-        or a frame of pandas, polars, pyarrow or Hugging Face datasets.
-    path : str or path-like
-        The model directory; it is created if it does not exist.
-    params : TrainingParams, default=None
-        Training parameters. By default those of `TrainingParams`, with tf-idf.
-    text : TextParams, default=None
-        The terms of a text that become features.
-    fmt : TextFormat, default=None
-        Column names of a file or frame. They are stored in the model, for reading further files.
-    validation : str, path-like, frame or Texts, default=None
-        Texts for choosing ``C="auto"`` and ``delta="auto"`` and learning probabilities. By default
-        a tenth of the training texts is held out.
-    weights : array-like of shape (n_texts,), default=None
-        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
-        otherwise all texts have the same weight.
-    pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
-        Weights of single (text, label) pairs, as for `dismec.train`. The columns of a matrix are
-        the labels in the order of their names; a file names them.
-    threads : int, default=None
-        Number of threads. By default all available CPUs.
-    overwrite : bool, default=False
-        Whether to overwrite a model in the directory.
-    progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``.
-    log : callable, default=None
-        Called periodically with a line of text while texts are read.
-    cluster : Dask client or str, default=None
-        Dask cluster to train on: a client, a scheduler address or a scheduler file.
-    examples : bool, default=False
-        Whether to store the beginnings of up to five training texts in the model, which its server
-        shows as examples. Leave this off if the texts are private.
-    dense, validation_dense : array-like of shape (n_texts, width), default=None
-        Dense features, such as embeddings, of the texts and of the `validation` texts
-        (``docs/tutorial/embeddings.md``).
-
-    Returns
-    -------
-    Model
-        The trained model, with its vocabulary and the names of its labels.
-
-    Raises
-    ------
-    DataError
-        If the texts cannot be read: ``file:line: reason``.
-    ModelError
-        If the directory holds another model, or a finished one, and `overwrite` is False.
-    ClusterError
-        If the cluster cannot be used.
-
-    Examples
-    --------
-    >>> import json, tempfile
-    >>> from pathlib import Path
-    >>> from dismec import train_text
-    >>> rows = [("boil the egg", ["egg"]), ("fry the egg", ["egg"]), ("bake the bread", ["bread"])]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "recipes.jsonl"
-    ...     lines = [json.dumps({"text": text, "labels": labels}) for text, labels in rows]
-    ...     _ = file.write_text("\n".join(lines))
-    ...     model = train_text(file, Path(folder) / "model")
-    ...     model.predict(["a fried egg"])
-    [('egg',)]
-    """
-    options = TrainOptions(
-        params or TrainingParams(tfidf=True),
-        Path(path),
-        threads=threads,
-        overwrite=overwrite,
-        progress=progress,
-        cluster=cluster,
-    )
-    with texts_read(
-        source,
-        options,
-        text,
-        fmt=fmt,
-        validation=validation,
-        weights=weights,
-        pair_weights=pair_weights,
-        log=log,
-        examples=examples,
-        dense=dense,
-        validation_dense=validation_dense,
-    ) as (data, options):
-        return train_on(data, options)
 
 
 @contextmanager
@@ -177,8 +54,8 @@ def texts_read(
 ) -> Iterator[tuple[TrainingData, TrainOptions]]:
     """Yield the rows of texts, and the options with what else was read.
 
-    Parameters are those of `train_text`; with `dense_only`, only the labels of the texts are used.
-    For a model directory, the rows are in a file there, which exists only within the context.
+    Parameters are those of `dismec.train_text`; with `dense_only`, only the labels of the texts are
+    used. For a model directory, the rows are in a file there, which exists only within the context.
     """
     texts = Texts.of(source, fmt)
     counting, texts = texts, texts.weighted(weights)
@@ -243,7 +120,7 @@ def _write_rows(
     """Write the rows of texts to a dataset file, and return their weights."""
     found: list[float] = []
     with XmcWriter(path, len(vocabulary.terms)) as writer:
-        for batch in _logged(texts, "features counted", log):
+        for batch in logged(texts, "features counted", log):
             try:
                 ids = [[numbers[name] for name in row] for row in batch.labels]
             except KeyError as error:
@@ -268,47 +145,6 @@ def _names_of(texts: Texts) -> list[str]:
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
     return names
-
-
-def learn(
-    texts: Texts,
-    params: TextParams,
-    *,
-    threads: int | None = None,
-    log: Log | None = None,
-) -> tuple[Vocabulary, list[str]]:
-    """Learn the vocabulary of texts, and collect their label names in order."""
-    builder = VocabularyBuilder(params, threads=threads)
-    names: set[str] = set()
-    n_rows = 0
-    for batch in _logged(texts, "terms counted", log):
-        builder.add(batch.texts)
-        names.update(name for row in batch.labels for name in row)
-        n_rows += len(batch.texts)
-    if not n_rows:
-        raise DataError(f"{texts.name}: no rows to train on")
-    if not names:
-        raise DataError(f"{texts.name}: no row has a label")
-    try:
-        vocabulary = builder.finish()
-    except DataError as error:
-        raise DataError(f"{texts.name}: {error}") from None
-    if log:
-        log(
-            f"{counted(n_rows, 'text')}, {counted(len(vocabulary.terms), 'feature')}, "
-            f"{counted(len(names), 'label')}"
-        )
-    return vocabulary, sorted(names)
-
-
-def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
-    """Yield the batches, and log how many texts have been read from time to time."""
-    last = time.monotonic()
-    for batch in texts.read():
-        yield batch
-        if log and time.monotonic() - last > _LOG_SECONDS:
-            last = time.monotonic()
-            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, {what}")
 
 
 def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:

@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dismec.cpu import thread_count
 from dismec.data.files import StrPath
+from dismec.data.texts import Texts
 from dismec.data.training_file import TrainingData
-from dismec.data.types import LabeledRows, LabelsLike, PairWeightsLike, RowsLike, WeightsLike
+from dismec.data.types import (
+    LabeledRows,
+    LabelsLike,
+    MatrixLike,
+    PairWeightsLike,
+    RowsLike,
+    TextSource,
+    WeightsLike,
+)
 from dismec.errors import DataError
 from dismec.model.atomic_replace import install_replacement, replacement_folder
 from dismec.model.directory import locked, make_directory
@@ -34,12 +43,15 @@ from dismec.training.job import Job
 from dismec.training.params import Progress, TrainingParams, TrainOptions
 from dismec.training.placing import placed
 from dismec.training.refine import Refining
+from dismec.training.texts import texts_read
 
 if TYPE_CHECKING:
-    from dismec.features.vocabulary import Vocabulary
+    from dismec.data.text_format import TextFormat
+    from dismec.features.text_rows import Log
+    from dismec.features.vocabulary import TextParams, Vocabulary
     from dismec.solve.costs import Costs
 
-__all__ = ["fit", "train", "train_on"]
+__all__ = ["fit", "train", "train_on", "train_text"]
 
 
 class Stage(Protocol):
@@ -267,3 +279,117 @@ def fit(
         cluster=cluster,
     )
     return train_on(TrainingData(X, Y, weights, pair_weights, names), options)
+
+
+def train_text(
+    source: TextSource | Texts,
+    path: StrPath,
+    params: TrainingParams | None = None,
+    text: TextParams | None = None,
+    *,
+    fmt: TextFormat | None = None,
+    validation: TextSource | Texts | None = None,
+    weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    log: Log | None = None,
+    cluster: Any = None,
+    examples: bool = False,
+    dense: MatrixLike | None = None,
+    validation_dense: MatrixLike | None = None,
+) -> Model:
+    r"""Train a model on texts and write it to a directory.
+
+    An interrupted run with the same data and parameters is resumed.
+
+    Parameters
+    ----------
+    source : str, path-like, frame or Texts
+        Texts with their labels: a file as `read_texts` reads it, which may be larger than memory,
+        or a frame of pandas, polars, pyarrow or Hugging Face datasets.
+    path : str or path-like
+        The model directory; it is created if it does not exist.
+    params : TrainingParams, default=None
+        Training parameters. By default those of `TrainingParams`, with tf-idf.
+    text : TextParams, default=None
+        The terms of a text that become features.
+    fmt : TextFormat, default=None
+        Column names of a file or frame. They are stored in the model, for reading further files.
+    validation : str, path-like, frame or Texts, default=None
+        Texts for choosing ``C="auto"`` and ``delta="auto"`` and learning probabilities. By default
+        a tenth of the training texts is held out.
+    weights : array-like of shape (n_texts,), default=None
+        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
+        otherwise all texts have the same weight.
+    pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
+        Weights of single (text, label) pairs, as for `dismec.train`. The columns of a matrix are
+        the labels in the order of their names; a file names them.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    overwrite : bool, default=False
+        Whether to overwrite a model in the directory.
+    progress : callable, default=None
+        Called periodically as ``progress(labels_done, labels_total)``.
+    log : callable, default=None
+        Called periodically with a line of text while texts are read.
+    cluster : Dask client or str, default=None
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
+    examples : bool, default=False
+        Whether to store the beginnings of up to five training texts in the model, which its server
+        shows as examples. Leave this off if the texts are private.
+    dense, validation_dense : array-like of shape (n_texts, width), default=None
+        Dense features, such as embeddings, of the texts and of the `validation` texts
+        (``docs/tutorial/embeddings.md``).
+
+    Returns
+    -------
+    Model
+        The trained model, with its vocabulary and the names of its labels.
+
+    Raises
+    ------
+    DataError
+        If the texts cannot be read: ``file:line: reason``.
+    ModelError
+        If the directory holds another model, or a finished one, and `overwrite` is False.
+    ClusterError
+        If the cluster cannot be used.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> from dismec import train_text
+    >>> rows = [("boil the egg", ["egg"]), ("fry the egg", ["egg"]), ("bake the bread", ["bread"])]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "recipes.jsonl"
+    ...     lines = [json.dumps({"text": text, "labels": labels}) for text, labels in rows]
+    ...     _ = file.write_text("\n".join(lines))
+    ...     model = train_text(file, Path(folder) / "model")
+    ...     model.predict(["a fried egg"])
+    [('egg',)]
+    """
+    options = TrainOptions(
+        params or TrainingParams(tfidf=True),
+        Path(path),
+        threads=threads,
+        overwrite=overwrite,
+        progress=progress,
+        cluster=cluster,
+    )
+    with texts_read(
+        source,
+        options,
+        text,
+        fmt=fmt,
+        validation=validation,
+        weights=weights,
+        pair_weights=pair_weights,
+        log=log,
+        examples=examples,
+        dense=dense,
+        validation_dense=validation_dense,
+    ) as (data, options):
+        return train_on(data, options)
