@@ -50,6 +50,11 @@ class Reading:
     dense: Path | None = None  # file of dense features
 
     @property
+    def files(self) -> tuple[Path | None, ...]:
+        """Return the files that are read besides DATA."""
+        return self.labels, self.names, self.weights, self.dense
+
+    @property
     def fmt(self) -> TextFormat:
         """Return how to read texts before a model has been trained."""
         from dismec.data.corpus import TextFormat
@@ -355,16 +360,6 @@ def propensity_options(command: F) -> F:
     return command
 
 
-def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
-    """Parse a number, "auto", or nothing."""
-    if value is None:
-        return None
-    try:
-        return "auto" if value == "auto" else float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
-
-
 def parse_numbers(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[float, ...] | None:
@@ -389,16 +384,6 @@ def check_plot(plot: Path | None, overwrite: bool) -> None:
         from dismec.report.figures import check_plot
 
         check_plot(plot)
-
-
-def precision_option(default: str | None) -> Callable[[F], F]:
-    """Return the option ``--precision``."""
-    return click.option(
-        "--precision",
-        type=click.Choice(["float16", "float32", "float8"]),
-        default=default,
-        help="Storage of weights; float8 takes one byte each.",
-    )
 
 
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:

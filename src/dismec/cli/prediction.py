@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,10 @@ from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
+    from dismec.data.hierarchy import LabelTree
     from dismec.model.model import Model
 
+Ranking = Callable[[Any], tuple[Any, Any]]
 _ROWS_AT_ONCE = 1 << 14
 _PLACES_AT_ONCE = 1 << 22  # labels and scores, 8 bytes each
 
@@ -198,7 +201,7 @@ def predict(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json cannot be combined with --format {form}")
     if output != STANDARD:
-        sources = (model, data, hierarchy, only, exclude)
+        sources = (model, data, hierarchy, only, exclude, *reading.files)
         check_new_files(output, overwrite=overwrite, sources=sources)
     form = checked_format(output, "json" if as_json else form)
     if (hierarchy is not None) != (add_ancestors or leaves_only):
@@ -237,6 +240,8 @@ def predict(
         places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
         rank_rows = _ranking(opened, places, threshold, probabilities, how)
+        if tree is not None and add_ancestors:
+            rank_rows = partial(_ranked_with_ancestors, tree, rank_rows)
         if data is None:
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
@@ -248,10 +253,7 @@ def predict(
         columns = Columns(opened.n_labels, names or opened.names, what)
         with opened_writer(output, form, columns) as writer:
             for X, ids in _slices(batches, 1 if threshold is not None else places):
-                best = rank_rows(X)
-                if tree is not None and add_ancestors:
-                    best = tree.add_ancestors(*best)
-                writer.write(*best, ids)
+                writer.write(*rank_rows(X), ids)
 
 
 def _ranking(
@@ -260,7 +262,7 @@ def _ranking(
     threshold: float | str | None,
     probabilities: bool,
     how: dict[str, Any],
-) -> Callable[[Any], tuple[Any, Any]]:
+) -> Ranking:
     """Return the function that ranks labels for rows."""
     from dismec.model.rankings import ranked
 
@@ -272,6 +274,10 @@ def _ranking(
     if probabilities or model.capabilities.probabilities:
         by["rank"] = "probability" if probabilities else "score"
     return lambda X: view.predict_topk(X, places, **how, **by)
+
+
+def _ranked_with_ancestors(tree: LabelTree, rank: Ranking, X: Any) -> tuple[Any, Any]:
+    return tree.add_ancestors(*rank(X))
 
 
 def _rows_of_texts(model: Model, texts: tuple[str, ...], threads: int | None) -> DataBatch:
