@@ -235,7 +235,7 @@ def predict(
                 f"{counted(len(names), 'name')} for a model of {counted(opened.n_labels, 'label')}"
             )
         if rank is None and rerank is None:
-            probabilities = probabilities or opened.capabilities.probabilities
+            probabilities = probabilities or opened.calibration is not None
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
@@ -266,14 +266,11 @@ def _ranking(
     """Return the function that ranks labels for rows."""
     from dismec.model.rankings import ranked
 
-    view: Any = model
     if threshold is not None:
         how = {"probabilities": probabilities, "most": places, **how}
-        return lambda X: ranked(view.assign(X, threshold, **how))
-    by: dict[str, Any] = {}
-    if probabilities or model.capabilities.probabilities:
-        by["rank"] = "probability" if probabilities else "score"
-    return lambda X: view.predict_topk(X, places, **how, **by)
+        return lambda X: ranked(model.assign(X, threshold, **how))
+    rank = "probability" if probabilities else "score"
+    return lambda X: model.predict_topk(X, places, rank=rank, **how)
 
 
 def _ranked_with_ancestors(tree: LabelTree, rank: Ranking, X: Any) -> tuple[Any, Any]:
@@ -314,7 +311,7 @@ def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
     """Return the model, or a view of it that ranks rare labels higher."""
     if alpha is None:
         return model
-    return model.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
+    return model.reranked(alpha, A, B, probabilities=model.calibration is not None)
 
 
 @click.command()

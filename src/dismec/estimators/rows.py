@@ -20,10 +20,9 @@ from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError
-from dismec.estimators.shared import Estimator, check_none_empty, class_costs
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
-from dismec.training.train import fit
 
 __all__ = ["DiSMECClassifier"]
 
@@ -220,24 +219,16 @@ class DiSMECClassifier(Estimator):
         judge = None
         if validation is not None:
             judge = validation[0], self._truth(validation[1])
-        costs = class_costs(
-            self.class_weight,
-            Y,
-            self.classes_.tolist(),
-            exclusive=not self.multilabel_,
-            weights=weights,
-        )
-        self.model_ = fit(
+        self._fit(
             rows,
             Y,
             self._params(),
+            self.classes_.tolist(),
+            exclusive=not self.multilabel_,
             names=names,
             validation=judge,
             weights=weights,
             pair_weights=pairs,
-            costs=costs,
-            threads=self._threads(),
-            cluster=self.cluster,
         )
         return self
 

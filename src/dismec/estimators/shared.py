@@ -24,8 +24,9 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 from dismec.training.params import AUTO, TrainingParams
+from dismec.training.train import fit
 
-__all__ = ["Estimator", "check_none_empty", "class_costs"]
+__all__ = ["Estimator", "check_none_empty"]
 
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
@@ -172,6 +173,29 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._restore(model.manifest.estimator or {})
         return self
 
+    def _fit(
+        self,
+        rows: Any,
+        Y: Any,
+        params: TrainingParams,
+        classes: Sequence[Any],
+        *,
+        exclusive: bool,
+        weights: RowWeights | None,
+        **data: Any,
+    ) -> None:
+        """Fit the model on checked data, with the class weights."""
+        self.model_ = fit(
+            rows,
+            Y,
+            params,
+            weights=weights,
+            costs=_class_costs(self.class_weight, Y, classes, exclusive, weights),
+            threads=self._threads(),
+            cluster=self.cluster,
+            **data,
+        )
+
     def _topk(self, X: Any, k: int, allowed: Any) -> Any:
         """Return the numbers of the k best labels, and their values."""
         return self._fitted().predict_topk(self._rows(X), k, **self._how(allowed))
@@ -313,13 +337,12 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return copy.set_params(cluster=cluster)
 
 
-def class_costs(
+def _class_costs(
     class_weight: Any,
     Y: Any,
     classes: Sequence[Any],
-    *,
     exclusive: bool,
-    weights: RowWeights | None = None,
+    weights: RowWeights | None,
 ) -> Costs | None:
     """Return the costs of each label's positive and negative rows; None if all are 1.
 

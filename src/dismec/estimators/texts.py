@@ -19,13 +19,12 @@ from dismec.data.targets import Kind, Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError
 from dismec.estimators.scorers import check_scorer
-from dismec.estimators.shared import Estimator, check_none_empty, class_costs
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
 from dismec.model.rankings import ranked
-from dismec.training.train import fit
 
 __all__ = ["DiSMECTextClassifier"]
 
@@ -182,8 +181,7 @@ class DiSMECTextClassifier(Estimator):
         check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
-            found = check_row_weights(sample_weight, len(rows), "sample_weight")
-            keep, weights = kept_rows(found)
+            keep, weights = kept_rows(check_row_weights(sample_weight, len(rows), "sample_weight"))
             if keep is not None:
                 rows, target = [rows[row] for row in keep.tolist()], target.of_rows(keep)
         if not rows or not target.Y.nnz:
@@ -197,24 +195,17 @@ class DiSMECTextClassifier(Estimator):
         judge = None
         if validation is not None:
             judge = self._aligned(vocabulary, *validation, target.classes)
-        costs = class_costs(
-            self.class_weight,
-            target.Y,
-            target.classes,
-            exclusive=target.kind == "classes",
-            weights=weights,
-        )
-        self.model_ = fit(
-            self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense),
+        found = self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+        self._fit(
+            found,
             target.Y,
             self._params(tfidf=True),
+            target.classes,
+            exclusive=target.kind == "classes",
             names=names,
             validation=judge,
             weights=weights,
-            costs=costs,
             vocabulary=vocabulary,
-            threads=self._threads(),
-            cluster=self.cluster,
         )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__

@@ -33,8 +33,7 @@ from dismec.serve.contract import (
     Interface,
     Limits,
 )
-from dismec.serve.label_browser import ServedTree
-from dismec.serve.label_filter import LabelFilter
+from dismec.serve.label_filter import LabelFilter, ServedTree
 from dismec.serve.request_rows import parse, text_vocabulary
 
 __all__ = ["Service"]
@@ -147,7 +146,7 @@ class Service:
         request = self.contract.check_query("/labels", query)
         served, limit = self._served, request["limit"]
         model = served.model
-        found = served.filter.search().find(request["search"], limit + 1)
+        found = served.filter.search.find(request["search"], limit + 1)
         rows = [
             {"label": label}
             | ({} if model.names is None else {"name": model.names[label]})
