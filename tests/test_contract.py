@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import random_problem
 from dismec import DataError, TrainingParams, open_model
-from dismec.serve.contract import Contract, Interface, Limits
+from dismec.serve.contract import Contract, Limits
 from dismec.serve.description import openapi
 from dismec.serve.request_rows import LongTexts, parse
 from dismec.training.train import fit
@@ -40,7 +40,7 @@ class Described:
 
     def __init__(self, model):
         self.model = model
-        self.contract = Contract(LIMITS, Interface.of(model))
+        self.contract = Contract(LIMITS, model)
         self.document = json.loads(json.dumps(openapi(self.contract, "1", True)))
 
     def body(self, path):
@@ -101,7 +101,7 @@ class Described:
         named += [request["label"]] if "label" in request else []
         if not all(self.knows(label) for label in named):
             return False
-        if request.get("rank") == "score" or not self.contract.served.probabilities:
+        if request.get("rank") == "score" or self.model.calibration is None:
             return True
         least = request.get("threshold")
         return least is None or 0 <= least <= 1
@@ -117,7 +117,7 @@ class Described:
     def accepts(self, path, request):
         """Whether the server accepts the request."""
         try:
-            _, checked = parse(path, json.dumps(request).encode(), self.model, self.contract)
+            _, checked = parse(path, json.dumps(request).encode(), self.contract)
             if path == "/explain":
                 self.model.find_label(checked["label"])
             else:
@@ -275,8 +275,8 @@ def test_texts_that_are_too_long_together_are_refused_with_both_numbers(describe
         ("/explain", {"text": "a" * 21, "label": 0}),
     ):
         with pytest.raises(LongTexts, match=reason):
-            parse(path, json.dumps(request).encode(), one.model, one.contract)
-    parse("/predict", json.dumps({"text": "🎉" * 20}).encode(), one.model, one.contract)
+            parse(path, json.dumps(request).encode(), one.contract)
+    parse("/predict", json.dumps({"text": "🎉" * 20}).encode(), one.contract)
 
 
 def test_the_document_describes_the_model_that_is_served(described):
@@ -306,9 +306,9 @@ def test_the_document_describes_the_model_that_is_served(described):
     assert about["both"].endswith("for rows of 80 sparse features with 2 dense features.")
 
 
-def test_a_hierarchy_is_in_the_document_if_the_server_has_one():
+def test_a_hierarchy_is_in_the_document_if_the_server_has_one(described):
     for hierarchy in (True, False):
-        contract = Contract(Limits(), Interface(3, 9, hierarchy=hierarchy))
+        contract = Contract(Limits(), described["numbers"].model, hierarchy=hierarchy)
         document = openapi(contract, "1", False)
         schemas = document["components"]["schemas"]
         assert ("below" in schemas["OneRow"]["properties"]) == hierarchy
@@ -320,12 +320,12 @@ def test_a_hierarchy_is_in_the_document_if_the_server_has_one():
 def test_examples_fit_small_models_and_tight_limits(features):
     X, Y = random_problem(features=features)
     model = fit(X, Y)
-    contract = Contract(Limits(rows=1, characters=1, k=1), Interface.of(model))
+    contract = Contract(Limits(rows=1, characters=1, k=1), model)
     document = openapi(contract, "1", False)
     for path in PATHS:
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
-            parse(path, json.dumps(example["value"]).encode(), model, contract)
+            parse(path, json.dumps(example["value"]).encode(), contract)
 
 
 @pytest.mark.parametrize("hierarchy", [True, False])

@@ -27,11 +27,9 @@ from conftest import LABELS, random_problem
 from dismec import DataError, TextParams, TrainingParams, open_model, train, train_text
 from dismec.serve.answers import Service
 from dismec.serve.application import Settings, application
-from dismec.serve.contract import Contract, Interface, Limits
+from dismec.serve.contract import Contract, Limits
 from dismec.serve.request_rows import parse
 from servers import TIMEOUT, exchange, received, serving, wait_until
-
-CONTRACT = Contract(Limits(), Interface(40, 80, names=True))
 
 
 def features(X, i):
@@ -500,9 +498,9 @@ anything = st.recursive(
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_accepted_or_refused_with_a_reason(named, body):
     with suppress(DataError):
-        assert parse("/predict", body, named, CONTRACT)[0].shape[1] == 80
+        assert parse("/predict", body, Contract(Limits(), named))[0].shape[1] == 80
     with suppress(DataError):
-        assert parse("/explain", body, named, CONTRACT)[0].shape == (1, 80)
+        assert parse("/explain", body, Contract(Limits(), named))[0].shape == (1, 80)
 
 
 numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
@@ -522,7 +520,7 @@ def test_order_and_spelling_of_a_request_do_not_change_its_rows(named, rows, ran
     escaped = ordered.replace("features", "feat\\u0075res", 1)
     compact = ordered.replace(" ", "").replace("e+", "E")
     for text in (ordered, shuffled, escaped, compact):
-        X, _ = parse("/predict", text.encode(), named, CONTRACT)
+        X, _ = parse("/predict", text.encode(), Contract(Limits(), named))
         np.testing.assert_array_equal(X.toarray(), expected)
 
 
@@ -531,14 +529,14 @@ def test_numbers_that_json_does_not_allow_are_refused(named, number):
     for pair in (f"[1, {number}]", f"[{number}, 1]"):
         body = f'{{"features": [{pair}]}}'.encode()
         with pytest.raises(DataError, match="not JSON"):
-            parse("/predict", body, named, CONTRACT)
+            parse("/predict", body, Contract(Limits(), named))
 
 
 @pytest.mark.parametrize("end", range(len('{"features": [[1, 2.5e1], [3, 4]]}')))
 def test_every_truncated_request_is_refused(named, end):
     body = b'{"features": [[1, 2.5e1], [3, 4]]}'[:end]
     with pytest.raises(DataError, match="not JSON"):
-        parse("/predict", body, named, CONTRACT)
+        parse("/predict", body, Contract(Limits(), named))
 
 
 def test_unknown_paths_and_methods_are_refused_in_json(server):

@@ -30,7 +30,6 @@ from dismec.serve.contract import (
     HIGHLIGHTED_BY_CHARACTERS,
     HIGHLIGHTS,
     Contract,
-    Interface,
     Limits,
 )
 from dismec.serve.label_filter import LabelFilter, ServedTree
@@ -84,7 +83,7 @@ class Service:
         if self._hierarchy is not None:
             labels = load_tree(self._hierarchy, model.names, model.n_labels)
             tree = ServedTree(labels, model.label_counts)
-        contract = Contract(self.limits, Interface.of(model, hierarchy=tree is not None))
+        contract = Contract(self.limits, model, hierarchy=tree is not None)
         return _Served(model, contract, tree, LabelFilter(model, tree), files)
 
     @property
@@ -113,7 +112,7 @@ class Service:
         """Return the best labels, with the scores of `predict_topk`, and the number of rows."""
         # For the whole request, even if another model is loaded.
         model, contract, tree, labels, _ = self._served
-        X, request = parse("/predict", body, model, contract)
+        X, request = parse("/predict", body, contract)
         rows = _best_labels(model, X, request, labels.find(request))
         if tree is not None:
             for row in rows:
@@ -124,7 +123,7 @@ class Service:
     def explain(self, body: bytes) -> bytes:
         """Return what contributes to the score of a label, and its rank."""
         model, contract, tree, *_ = self._served
-        X, request = parse("/explain", body, model, contract)
+        X, request = parse("/explain", body, contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
         asked = request["label"]

@@ -24,7 +24,6 @@ __all__ = [
     "HIGHLIGHTS",
     "LARGEST",
     "Contract",
-    "Interface",
     "Limits",
     "Schema",
     "ref",
@@ -48,26 +47,6 @@ class Limits:
     characters: int = 1_000_000  # in all texts of a request
     k: int = 100  # labels per row
     queue: int = 100  # requests that may wait while all workers are busy
-
-
-@dataclass(frozen=True)
-class Interface:
-    """What the served model accepts and returns."""
-
-    labels: int
-    features: int  # sparse features, or terms
-    dense: int = 0
-    texts: bool = False
-    names: bool = False  # whether labels have names
-    probabilities: bool = False
-    hierarchy: bool = False  # whether the server has a hierarchy of the labels
-
-    @classmethod
-    def of(cls, model: Model, *, hierarchy: bool = False) -> Interface:
-        """Create the interface of a model."""
-        texts, probabilities = model.vocabulary is not None, model.calibration is not None
-        sizes = model.n_labels, model.n_features, model.n_dense
-        return cls(*sizes, texts, model.names is not None, probabilities, hierarchy)
 
 
 def _typed(kind: str, description: str | None = None, **more: Any) -> Schema:
@@ -282,9 +261,9 @@ def _label_list(description: str) -> Schema:
     )
 
 
-def _options_of(limits: Limits, served: Interface) -> dict[str, Schema]:
+def _options_of(limits: Limits, model: Model, hierarchy: bool) -> dict[str, Schema]:
     """Return the options of a prediction, besides the row."""
-    ranks = ["score", "probability"] if served.probabilities else ["score"]
+    ranks = ["score"] if model.calibration is None else ["score", "probability"]
     options = {
         "k": _count_of("Labels per row.", most=limits.k, default=5),
         "threshold": _nullable(_FLOAT32)
@@ -309,34 +288,34 @@ def _options_of(limits: Limits, served: Interface) -> dict[str, Schema]:
             default="",
         ),
     }
-    return options | ({"below": _BELOW} if served.hierarchy else {})
+    return options | ({"below": _BELOW} if hierarchy else {})
 
 
-def _rows_of(limits: Limits, served: Interface) -> dict[str, dict[str, Schema]]:
+def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     """Return the properties of a row, for each kind of row that the model accepts."""
-    feature = _typed("integer", minimum=0, maximum=max(served.features - 1, 0))
+    feature = _typed("integer", minimum=0, maximum=max(model.n_features - 1, 0))
     features = _typed(
         "array",
-        f"Pairs [feature id, value]; ids from 0 to {served.features - 1}, each once, in any order.",
+        f"Pairs [id, value]; ids from 0 to {model.n_features - 1}, each once, in any order.",
         title="a list of pairs [id, value]",
         format="pairs",
         items=_typed("array", prefixItems=[feature, _FLOAT32], minItems=2, maxItems=2),
-        maxItems=served.features,
+        maxItems=model.n_features,
     )
     dense = _typed(
         "array",
-        f"All {served.dense:,} dense features, in order.",
+        f"All {model.n_dense:,} dense features, in order.",
         title="a list of numbers",
         format="numbers",
         items=_FLOAT32,
-        minItems=served.dense,
-        maxItems=served.dense,
+        minItems=model.n_dense,
+        maxItems=model.n_dense,
     )
-    beside = {"dense": dense} if served.dense else {}
+    beside = {"dense": dense} if model.n_dense else {}
     kinds = {}
-    if served.texts:
+    if model.vocabulary is not None:
         kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)} | beside
-    if served.features:
+    if model.n_features:
         kinds["Row"] = {"features": features} | beside
     return kinds or {"Dense": beside}
 
@@ -351,11 +330,11 @@ _TYPES = {"integer": (int,), "number": (int, float), "string": (str,), "boolean"
 
 
 class Contract:
-    """The requests and answers of a server."""
+    """The requests and answers of a server; with a `hierarchy`, also those about it."""
 
-    def __init__(self, limits: Limits, served: Interface) -> None:
-        self.limits, self.served = limits, served
-        kinds, options = _rows_of(limits, served), _options_of(limits, served)
+    def __init__(self, limits: Limits, model: Model, *, hierarchy: bool = False) -> None:
+        self.limits, self.model, self.hierarchy = limits, model, hierarchy
+        kinds, options = _rows_of(limits, model), _options_of(limits, model, hierarchy)
         numeric = {"numeric": _NUMERIC} if "Row" in kinds else {}
         rows = [kind if kind == "Row" else f"{kind}Row" for kind in kinds]
         many = _typed(
@@ -388,18 +367,11 @@ class Contract:
             "/health/ready": ref("Health"),
             "/reload": ref("Model"),
         }
-        best = {
-            "names": served.names,
-            "probabilities": served.probabilities,
-            "paths": served.hierarchy,
-        }
-        explanation = {
-            "name": served.names,
-            "embedding": served.dense > 0,
-            "probability": served.probabilities,
-            "path": served.hierarchy,
-        }
-        scores = [] if served.probabilities else ["scores"]
+        named, calibrated = model.names is not None, model.calibration is not None
+        best = {"names": named, "probabilities": calibrated, "paths": hierarchy}
+        explanation = {"name": named, "embedding": model.n_dense > 0}
+        explanation |= {"probability": calibrated, "path": hierarchy}
+        scores = [] if calibrated else ["scores"]
         self.schemas |= {
             "Best": _answer_of(_BEST, best, "labels", *scores),
             "BestOfRows": _object_of({"rows": _typed("array", items=ref("Best"))}, "rows"),

@@ -1,10 +1,11 @@
-"""The contract and the served model → the OpenAPI document, with examples to send."""
+"""The contract → the OpenAPI document, with examples to send."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dismec.serve.contract import Contract, Interface, Schema, ref
+from dismec.model.model import Model
+from dismec.serve.contract import Contract, Schema, ref
 
 __all__ = ["openapi"]
 
@@ -36,8 +37,8 @@ def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
         if guarded and not path.startswith("/health"):
             operation["security"] = [{"token": []}]
         paths[path] = {method: operation}
-    served = contract.served
-    about = f"Predict the best of {served.labels:,} labels for {_rows_in_words(served)}."
+    model = contract.model
+    about = f"Predict the best of {model.n_labels:,} labels for {_rows_in_words(model)}."
     return {
         "openapi": "3.1.0",
         "info": {"title": "dismec", "version": version, "description": about},
@@ -46,20 +47,20 @@ def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
     }
 
 
-def _rows_in_words(served: Interface) -> str:
+def _rows_in_words(model: Model) -> str:
     parts = []
-    if served.texts:
+    if model.vocabulary is not None:
         parts.append("texts")
-    elif served.features:
-        parts.append(f"rows of {served.features:,} sparse features")
-    if served.dense:
-        parts.append(f"{served.dense:,} dense features")
+    elif model.n_features:
+        parts.append(f"rows of {model.n_features:,} sparse features")
+    if model.n_dense:
+        parts.append(f"{model.n_dense:,} dense features")
     return " with ".join(parts)
 
 
 def _operations(contract: Contract, guarded: bool) -> list[tuple[str, str, str, dict[str, str]]]:
     """Return path, method, summary and possible errors of all requests for this model."""
-    limits, served = contract.limits, contract.served
+    limits, model = contract.limits, contract.model
     unready = {"503": "Predictions are not available now; the answer has the reason."}
     busy = {"503": "Predictions are not available, or the queue is full: see Retry-After."}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
@@ -68,12 +69,12 @@ def _operations(contract: Contract, guarded: bool) -> list[tuple[str, str, str, 
         "400": "The request is malformed.",
         "408": "The body did not arrive in time.",
         "413": f"{too_large}, or the texts more than {limits.characters} characters."
-        if served.texts
+        if model.vocabulary is not None
         else f"{too_large}.",
         **busy,
         **locked,
     }
-    if served.texts:
+    if model.vocabulary is not None:
         refused["422"] = 'The model takes texts, but the request has features without "numeric".'
     a_text = "Get a stored training text, or one made of words that raise some scores."
     found = [("/predict", "post", "Predict the best labels for one or many rows.", refused)]
@@ -81,9 +82,9 @@ def _operations(contract: Contract, guarded: bool) -> list[tuple[str, str, str, 
     found.append(("/explain", "post", what, refused))
     searched = {"400": refused["400"], **busy, **locked}
     found.append(("/labels", "get", "Search labels by part of their names.", searched))
-    if served.texts:
+    if model.vocabulary is not None:
         found.append(("/example", "get", a_text, busy | locked))
-    if served.hierarchy:
+    if contract.hierarchy:
         found.append(("/tree", "get", "Browse or search the hierarchy of labels.", searched))
     found += [
         ("/model", "get", "Describe the served model.", locked),
@@ -104,18 +105,18 @@ def _json(schema: Schema) -> Schema:
 
 def _examples(path: str, contract: Contract) -> dict[str, Any]:
     """Return bodies that can be sent as they are, by purpose."""
-    limits, served = contract.limits, contract.served
+    limits, model = contract.limits, contract.model
     row: dict[str, Any] = {}
     other: dict[str, Any] = {}
-    if served.texts:
+    if model.vocabulary is not None:
         half = limits.characters // 2
         row, other = {"text": "What is this about?"[:half]}, {"text": "And this one?"[:half]}
-    elif served.features:
-        row = {"features": [[0, 1.0], [1, 0.5]][: served.features]}
-        other = {"features": [[served.features - 1, 1.0]]}
-    if served.dense:
-        row |= {"dense": [0.5] * served.dense}
-        other |= {"dense": [-0.5] * served.dense}
+    elif model.n_features:
+        row = {"features": [[0, 1.0], [1, 0.5]][: model.n_features]}
+        other = {"features": [[model.n_features - 1, 1.0]]}
+    if model.n_dense:
+        row |= {"dense": [0.5] * model.n_dense}
+        other |= {"dense": [-0.5] * model.n_dense}
     if path == "/explain":
         bodies = {"Explain a label": row | {"label": 0, "limit": 5}}
     else:

@@ -34,14 +34,15 @@ class LongTexts(DataError):  # noqa: N818  it says what came
 
 
 def parse(
-    path: str, body: bytes, model: Model, contract: Contract
+    path: str, body: bytes, contract: Contract
 ) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
-    """Return the rows of a request for the model, and the request checked by `Contract.check`.
+    """Return the rows of a request for a model, and the request checked by `Contract.check`.
 
     Its "features" may be empty lists there, because they are in the rows. `DataError` has a
     one-line reason; it is `NumericRows` if features are sent to a text model without "numeric", and
     `LongTexts` if there are more characters than the contract allows.
     """
+    model = contract.model
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     read = _read_json(body)
     _check_length(read, contract.limits.characters)
