@@ -315,7 +315,7 @@ def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     kinds = {}
     if model.vocabulary is not None:
         kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)} | beside
-    if model.n_features:
+    if model.n_features or not model.n_dense:
         kinds["Row"] = {"features": features} | beside
     return kinds or {"Dense": beside}
 
