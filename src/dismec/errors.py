@@ -27,7 +27,7 @@ class DataError(DismecError, ValueError):
 
 
 class ModelError(DismecError):
-    """A model directory that is damaged, unfinished, from another run or in a newer format."""
+    """A model directory that is damaged, unfinished, from another run or of another version."""
 
 
 class ClusterError(DismecError):
