@@ -35,6 +35,7 @@ class DataBatch(NamedTuple):
 
     X: Any  # CSR, or with dense features
     ids: list[str] | None = None  # their ids in DATA
+    texts: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Reading:
 
     def batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """Yield the rows of DATA in batches; with dense features, DATA is read twice."""
-        rows = self._batches(model, data, threads)
+        rows = self.sparse_batches(model, data, threads)
         return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
     def with_dense(
@@ -194,7 +195,10 @@ class Reading:
             )
         return dense
 
-    def _batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
+    def sparse_batches(
+        self, model: Model, data: DataFile, threads: int | None = None
+    ) -> Iterator[DataBatch]:
+        """Yield the rows of DATA in batches, without dense features."""
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -207,9 +211,10 @@ class Reading:
         vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
             if vocabulary is None:
-                yield DataBatch(no_features(len(batch.texts)), batch.ids)
+                yield DataBatch(no_features(len(batch.texts)), batch.ids, batch.texts)
             else:
-                yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+                rows = vocabulary.rows(batch.texts, threads=threads)
+                yield DataBatch(rows, batch.ids, batch.texts)
 
     def terms(self, model: Model, data: DataFile, rows: csr_array) -> csr_array:
         """Return numeric rows of DATA for the model, if it accepts them or --numeric is given."""

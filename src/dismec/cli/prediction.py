@@ -252,7 +252,7 @@ def predict(
         what = "probabilities" if probabilities else "scores"
         columns = Columns(opened.n_labels, names or opened.names, what)
         with opened_writer(output, form, columns) as writer:
-            for X, ids in _slices(batches, 1 if threshold is not None else places):
+            for X, ids, _ in _slices(batches, 1 if threshold is not None else places):
                 writer.write(*rank_rows(X), ids)
 
 
@@ -297,7 +297,7 @@ def _no_other_rows(model: Model, reading: Reading) -> DataBatch:
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
     """Yield the same rows in batches whose predictions take little memory; at least one batch."""
     most = max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // places))
-    for X, ids in batches:
+    for X, ids, _ in batches:
         n_rows: int = X.shape[0]
         if n_rows <= most:
             yield DataBatch(X, ids)
@@ -492,23 +492,11 @@ def _row_with_dense(model: Model, x: Any, reading: Reading, number: int | None) 
 
 def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
     """Return a row of a data file, and its text, if any."""
-    from dismec.data.corpus import read_texts
-    from dismec.data.dataset import load_features
-    from dismec.features.text_rows import vocabulary_of
-
-    found, seen = reading.look(data), 0
-    if found.is_texts:
-        vocabulary = vocabulary_of(model)
-        for batch in read_texts(found, reading.fmt_for(model, found), needs_labels=False):
-            seen = batch.first_row + len(batch.texts)
-            if number <= seen:
-                text = batch.texts[number - 1 - batch.first_row]
-                return text, vocabulary.rows([text])
-    else:
-        rows = load_features(found)
-        seen = rows.shape[0]
+    seen = 0
+    for X, _, texts in reading.sparse_batches(model, reading.look(data)):
+        place, seen = number - 1 - seen, seen + X.shape[0]
         if number <= seen:
-            return None, reading.terms(model, found, rows[[number - 1]])
+            return (None if texts is None else texts[place]), X[[place]]
     raise DismecError(f"row {number} requested, but {data} has {counted(seen, 'row')}")
 
 
