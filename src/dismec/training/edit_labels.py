@@ -289,7 +289,8 @@ class _Edit:
         if names is None:
             raise DataError(
                 f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
-                "which have names: pass the label names of the data (names=…)"
+                "which have names: pass the label names of the data",
+                "names=…",
             )
         if len(set(names)) < len(names):
             raise DataError("two labels of the data have the same name")
