@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
@@ -29,8 +30,8 @@ from dismec.compare.comparison import (
     write_rows,
 )
 from dismec.compare.process import SystemProcess
+from dismec.data.corpus import Texts
 from dismec.data.dataset import save_data
-from dismec.data.texts import Texts
 from dismec.errors import DataError, ModelError
 from dismec.measure import metrics
 from dismec.measure.metrics import evaluate, shares_of_rows
@@ -452,7 +453,7 @@ def test_labels_without_training_rows_are_reported(pair, tmp_path):
 
 def test_words_that_look_like_labels_are_not_labels(tmp_path):
     texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
-    source = Texts.of_lists([t for t, _ in texts], [labels for _, labels in texts])
+    source = Texts.of(pd.DataFrame(texts, columns=["text", "labels"]))
     pair = pair_of_texts(source, source)
     from dismec.compare.comparison import RowFiles
 

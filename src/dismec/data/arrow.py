@@ -5,7 +5,7 @@ Import this module only where it is needed, and tell the user what to install if
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,35 +32,31 @@ class ArrowTable:
     def __init__(self, file: Any, *, parquet: bool) -> None:
         in_place = file.seekable()
         source = pa.PythonFile(file, "r") if in_place else pa.BufferReader(file.read())
-        self._parquet: Any = None
-        self._arrow: Any = None
+        self._file: Any
         if parquet:
-            self._parquet = _parquet_file(source)
-            self.names: list[str] = self._parquet.schema_arrow.names
+            self._file = _parquet_file(source)
         else:
             try:
-                self._arrow = pa.ipc.open_file(source)
+                self._file = pa.ipc.open_file(source)
             except pa.ArrowInvalid:  # not the format with an index of its batches
                 source.seek(0)
-                self._arrow = pa.ipc.open_stream(source)
-            self.names = self._arrow.schema.names
+                self._file = pa.ipc.open_stream(source)
+        self.names: list[str] = (self._file.schema_arrow if parquet else self._file.schema).names
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the values of these columns, row by row, as Python objects."""
         for batch in self._batches(columns):
-            batch.validate(full=True)  # otherwise an index out of range crashes the process
-            values = ((value.as_py() for value in batch.column(name)) for name in columns)
-            yield from zip(*values, strict=True)
+            some = batch.select(columns)
+            some.validate(full=True)  # otherwise an index out of range crashes the process
+            for begin in range(0, some.num_rows, _ROWS):
+                yield from some.slice(begin, _ROWS).to_pylist()
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        if self._parquet is not None:
-            yield from self._parquet.iter_batches(_ROWS, columns=list(columns))
-        elif hasattr(self._arrow, "num_record_batches"):
-            for i in range(self._arrow.num_record_batches):
-                yield self._arrow.get_batch(i).select(list(columns))
-        else:
-            for batch in self._arrow:
-                yield batch.select(list(columns))
+    def _batches(self, columns: list[str]) -> Iterable[Any]:
+        if isinstance(self._file, pq.ParquetFile):
+            return self._file.iter_batches(_ROWS, columns=columns)  # type: ignore[no-any-return]
+        if isinstance(self._file, pa.ipc.RecordBatchFileReader):
+            return map(self._file.get_batch, range(self._file.num_record_batches))
+        return self._file  # type: ignore[no-any-return]
 
 
 def _parquet_file(source: Any) -> Any:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from dismec.data.corpus import TextFormat, is_frame
+from dismec.data.corpus import Texts, is_frame
 from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
 from dismec.data.matrices import refuse_mask
 from dismec.data.row_weights import RowWeights
-from dismec.data.texts import Texts
+from dismec.data.text_format import TextFormat
 from dismec.errors import DataError
 
-__all__ = ["TextRows", "text_dataset", "vocabulary_of", "weighted_rows", "weighted_text_dataset"]
+__all__ = ["TextRows", "text_dataset", "vocabulary_of", "weighted_rows"]
 
 
 class TextRows(sp.csr_array):
@@ -49,36 +49,21 @@ def text_dataset(
     source: Any,
     *,
     fmt: TextFormat | None = None,
-    needs_labels: bool = True,
     threads: int | None = None,
-) -> Dataset:
+) -> tuple[Dataset, RowWeights | None]:
     """Convert texts to a dataset with a model's features and labels, in memory.
 
     `source` is as for `train_text`; `fmt` defaults to the one that the model was trained with.
-    Unknown label names become labels after those of the model.
+    Unknown label names become labels after those of the model. The weights are those of the
+    ``weight_column`` of `fmt`.
     """
-    return weighted_text_dataset(
-        model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
-    )[0]
-
-
-def weighted_text_dataset(
-    model: Any,
-    source: Any,
-    *,
-    fmt: TextFormat | None = None,
-    needs_labels: bool = True,
-    threads: int | None = None,
-) -> tuple[Dataset, RowWeights | None]:
-    """Like `text_dataset`, but also return the row weights from the ``weight_column`` of `fmt`."""
     vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
     else:
         source = detect(source)
         fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
-    texts = Texts.of(source, fmt, needs_labels=needs_labels)
-    return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
+    return weighted_rows(Texts.of(source, fmt), vocabulary, model.label_numbers, threads=threads)
 
 
 def vocabulary_of(model: Any) -> Any:
