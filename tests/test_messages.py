@@ -21,8 +21,8 @@ from dismec.data.corpus import read_frame, read_texts
 from dismec.data.counts import counted
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.names import Names, pack_names
-from dismec.data.row_weights import load_row_weights
 from dismec.data.text_format import TextFormat
+from dismec.data.weights import load_row_weights
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dismec"
 # Things counted in messages, right after the number.

@@ -33,9 +33,9 @@ from dismec import (
     update_labels,
 )
 from dismec.cli import main
-from dismec.data.dataset import Dataset, fingerprint
+from dismec.data.dataset import Dataset
 from dismec.data.text_format import TextFormat
-from dismec.data.training_file import TrainingData
+from dismec.data.training_file import TrainingData, fingerprint
 from dismec.features.transform import Transform
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights

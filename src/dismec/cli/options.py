@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from dismec.data.dataset import Dataset
     from dismec.data.formats import DataFile
-    from dismec.data.row_weights import RowWeights
     from dismec.data.text_format import TextFormat
+    from dismec.data.weights import RowWeights
     from dismec.model.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ class Reading:
     @property
     def row_weights(self) -> RowWeights | None:
         """Return the row weights of the given file."""
-        from dismec.data.row_weights import load_row_weights
+        from dismec.data.weights import load_row_weights
 
         return None if self.weights is None else load_row_weights(self.weights)
 

@@ -183,7 +183,7 @@ class Arguments:
         return [None if file is None else load_dense(file) for file in files]
 
     def _pairs(self) -> Any:
-        from dismec.data.pair_weights import load_pair_weights
+        from dismec.data.weights import load_pair_weights
 
         return None if self.pair_weights is None else load_pair_weights(self.pair_weights)
 

@@ -24,9 +24,10 @@ from dismec.compare.process import SystemProcess
 from dismec.compare.worker import PEERS, K
 from dismec.cpu import kernels
 from dismec.data.corpus import TextBatch, Texts
-from dismec.data.dataset import Dataset, fingerprint, save_data
+from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import whole_file
 from dismec.data.matrices import check_X, check_Y
+from dismec.data.training_file import fingerprint
 from dismec.errors import DataError
 from dismec.features.text_rows import weighted_rows
 from dismec.features.transform import Transform

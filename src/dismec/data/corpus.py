@@ -19,10 +19,10 @@ from dismec.data.columns import column_values, frame_columns
 from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.data.formats import DataFile, detect
-from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.data.text_format import WITHOUT_COLUMNS, TextFormat, TextRow
 from dismec.data.text_readers import RowReader, file_rows, frame_rows
 from dismec.data.types import Frame
+from dismec.data.weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 
 __all__ = ["TextBatch", "Texts", "is_frame", "read_frame", "read_texts"]

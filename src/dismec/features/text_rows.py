@@ -12,8 +12,8 @@ from dismec.data.corpus import Texts, is_frame
 from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
 from dismec.data.matrices import refuse_mask
-from dismec.data.row_weights import RowWeights
 from dismec.data.text_format import TextFormat
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 
 __all__ = ["TextRows", "text_dataset", "vocabulary_of", "weighted_rows"]

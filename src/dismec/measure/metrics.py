@@ -41,9 +41,9 @@ import scipy.sparse as sp
 
 from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.matrices import check_csr, indicator
-from dismec.data.row_weights import check_row_weights
 from dismec.data.targets import propensities as propensities_of
 from dismec.data.types import MatrixLike, WeightsLike
+from dismec.data.weights import check_row_weights
 from dismec.errors import DataError
 
 __all__ = [

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.row_weights import RowWeights
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 from dismec.measure.metrics import check_truth
 
