@@ -33,7 +33,7 @@ from dismec.features.text_rows import weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams
 from dismec.measure.breakdown import by_group
-from dismec.measure.metrics import Truth, difference, drawn, interval
+from dismec.measure.metrics import Truth, drawn, interval
 from dismec.model.directory import locked
 from dismec.training.texts import learn
 
@@ -338,8 +338,7 @@ class _Evaluator:
         for name, own in draws.items():
             if name != "dismec" and "dismec" in draws:
                 found[name]["minus_dismec"] = {
-                    metric: list(interval(difference(own, draws["dismec"], metric)))
-                    for metric in own
+                    metric: list(interval(own[metric] - draws["dismec"][metric])) for metric in own
                 }
 
     def _checked(self, top: Any) -> npt.NDArray[np.int32]:
