@@ -28,7 +28,7 @@ import numpy as np
 import data
 from dismec.data.corpus import Texts
 from dismec.data.dataset import Dataset
-from dismec.features.text_rows import text_dataset
+from dismec.features.vocabulary import text_dataset
 from dismec.training.params import TrainingParams
 from dismec.training.texts import train_text
 from dismec.training.train import train

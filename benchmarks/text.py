@@ -28,9 +28,8 @@ from sklearn.svm import LinearSVC
 import dismec
 from dismec.cpu import available_cpus
 from dismec.data.corpus import Texts
-from dismec.features.text_rows import weighted_rows
 from dismec.features.transform import Transform
-from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder, weighted_rows
 from dismec.training.texts import learn
 from machine import print_heading
 from text_pipelines import load

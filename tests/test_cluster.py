@@ -31,7 +31,7 @@ from dismec.cluster.connection import Cluster
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic import generate_text, write_text
 from dismec.errors import ClusterError
-from dismec.features.text_rows import text_dataset
+from dismec.features.vocabulary import text_dataset
 from dismec.model.directory import holds_model, read_manifest
 
 pytestmark = pytest.mark.cluster

@@ -25,7 +25,7 @@ from dismec.data.corpus import is_frame, read_frame, read_texts
 from dismec.data.formats import detect
 from dismec.data.text_format import LabelCells, RefusedError, TextFormat
 from dismec.errors import DataError
-from dismec.features.text_rows import text_dataset
+from dismec.features.vocabulary import text_dataset
 
 DEFAULT = TextFormat()
 ROWS = [("Wheat rose.", ["grain", "wheat, winter"]), ("Ça coûte 3 €", []), ("So", ["a|b", "c"])]

@@ -30,8 +30,8 @@ from dismec import (
 )
 from dismec.data.corpus import Texts, read_texts
 from dismec.data.synthetic import generate_text, write_text
-from dismec.features.text_rows import text_dataset
 from dismec.features.transform import Transform
+from dismec.features.vocabulary import text_dataset
 
 
 @pytest.fixture(scope="module")

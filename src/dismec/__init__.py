@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from dismec.estimators.rows import DiSMECClassifier
     from dismec.estimators.scorers import label_scorer
     from dismec.estimators.texts import DiSMECTextClassifier
-    from dismec.features.text_rows import TextRows
-    from dismec.features.vocabulary import TextParams
+    from dismec.features.vocabulary import TextParams, TextRows
     from dismec.measure.levels import by_level
     from dismec.measure.metrics import evaluate
     from dismec.model.explanation import Explanation, highlights
@@ -78,8 +77,7 @@ _HOMES = {
     "estimators.rows": ("DiSMECClassifier",),
     "estimators.scorers": ("label_scorer",),
     "estimators.texts": ("DiSMECTextClassifier",),
-    "features.text_rows": ("TextRows",),
-    "features.vocabulary": ("TextParams",),
+    "features.vocabulary": ("TextParams", "TextRows"),
     "measure.levels": ("by_level",),
     "measure.metrics": ("evaluate",),
     "model.explanation": ("Explanation", "highlights"),

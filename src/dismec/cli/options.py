@@ -111,7 +111,7 @@ class Reading:
             dataset = _aligned_by_name(self.load(data, threads), model.names)
             dataset = dataset._replace(X=self.terms(model, data, dataset.X))
         else:
-            from dismec.features.text_rows import text_dataset
+            from dismec.features.vocabulary import text_dataset
 
             fmt = self.fmt_for(model, data, trains=trains)
             dataset, of_column = text_dataset(model, data, fmt=fmt, threads=threads)
@@ -198,7 +198,7 @@ class Reading:
                 yield DataBatch(self.terms(model, data, rows))
             return
         from dismec.data.corpus import read_texts
-        from dismec.features.text_rows import vocabulary_of
+        from dismec.features.vocabulary import vocabulary_of
 
         vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
@@ -212,7 +212,7 @@ class Reading:
         self._check_numeric(model, data)
         if model.vocabulary is None:
             return rows
-        from dismec.features.text_rows import TextRows
+        from dismec.features.vocabulary import TextRows
 
         return TextRows(rows)
 

@@ -419,7 +419,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
     """Return a row of a data file, and its text, if any."""
     from dismec.data.corpus import read_texts
     from dismec.data.dataset import load_features
-    from dismec.features.text_rows import vocabulary_of
+    from dismec.features.vocabulary import vocabulary_of
 
     found, seen = reading.look(data), 0
     if found.is_texts:

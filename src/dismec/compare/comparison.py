@@ -29,9 +29,8 @@ from dismec.data.files import whole_file
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.training_file import fingerprint
 from dismec.errors import DataError
-from dismec.features.text_rows import weighted_rows
 from dismec.features.transform import Transform
-from dismec.features.vocabulary import TextParams
+from dismec.features.vocabulary import TextParams, weighted_rows
 from dismec.measure.breakdown import by_group
 from dismec.measure.metrics import Truth, drawn, interval
 from dismec.model.directory import locked

@@ -13,6 +13,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -39,12 +40,12 @@ __all__ = [
     "csr_on",
     "first_fault",
     "indicator",
+    "indicator_of",
     "is_checked",
     "read_npz",
     "refuse_mask",
     "row_pointers",
     "sealed",
-    "small_row_pointers",
     "without_unused",
 ]
 
@@ -288,6 +289,15 @@ def indicator(Y: Any) -> sp.csr_array:
     return rows  # type: ignore[no-any-return]
 
 
+def indicator_of(rows: Sequence[Sequence[int]], n_labels: int) -> sp.csr_array:
+    """Return the indicator matrix of rows that are lists of label numbers, each once."""
+    indptr = np.cumsum([0, *map(len, rows)])
+    labels = np.fromiter(chain.from_iterable(rows), np.int32, indptr[-1])
+    Y = csr_on(np.ones(len(labels), np.uint8), labels, indptr, (len(rows), n_labels))
+    Y.sort_indices()
+    return Y
+
+
 def csr_on(
     data: npt.NDArray[Any],
     indices: npt.NDArray[Any],
@@ -327,18 +337,14 @@ def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
     return found, kept.astype(np.int64)
 
 
-def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
-    """Return where rows start, and where the last ends, from their lengths in pieces."""
-    return _pointers(lengths, np.int64)
+def row_pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any = np.int64) -> npt.NDArray[Any]:
+    """Return where rows start, and where the last ends, from their lengths in pieces.
 
-
-def small_row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints | Ids:
-    """Like `row_pointers`, in 32 bits if possible: for nearly empty rows they dominate memory."""
-    n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
-    return _pointers(lengths, np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64)
-
-
-def _pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    Without a `dtype`, 32 bits if possible: for nearly empty rows they dominate memory.
+    """
+    if dtype is None:
+        n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
+        dtype = np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64
     indptr = np.zeros(sum(map(len, lengths)) + 1, dtype)
     place = 0
     for piece in lengths:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from dismec.data.matrices import (
     checked_arrays,
     csr_on,
     indicator,
+    indicator_of,
     row_pointers,
     sealed,
 )
@@ -47,7 +47,6 @@ from dismec.data.weights import (
     kept_rows,
     known_labels,
     pairs_at,
-    weights_at,
 )
 from dismec.errors import DataError
 
@@ -124,8 +123,8 @@ class TrainingData:
 
     def at(self, rows: NDArray[np.int64]) -> TrainingData:
         """Return some rows of checked data, without the names."""
-        weights, pairs = weights_at(self.weights, rows), pairs_at(self.pairs, rows)
-        return TrainingData(self.X[rows], self.Y[rows], weights, pairs)
+        weights = None if self.weights is None else self.weights[rows]
+        return TrainingData(self.X[rows], self.Y[rows], weights, pairs_at(self.pairs, rows))
 
     @classmethod
     def map(cls, path: Path) -> TrainingData:
@@ -380,14 +379,11 @@ class XmcWriter:
             write_xmc(self._path, x, y, (n_features, n_labels), names, weights, dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
-        indptr = np.cumsum([0, *map(len, labels)])
-        ids = np.fromiter(chain.from_iterable(labels), np.int64, indptr[-1])
-        wrong = np.flatnonzero((ids < 0) | (ids >= MAX_COLUMNS))
-        if len(wrong):
-            row = self._n_rows + int(np.searchsorted(indptr, wrong[0], side="right"))  # from 1
-            raise DataError(f"{self._path}: row {row}: {ids[wrong[0]]} is not a label id")
-        ones = np.ones(len(ids), np.uint8)
-        return csr_array((ones, ids, indptr), shape=(len(labels), MAX_COLUMNS))
+        for row, ids in enumerate(labels, self._n_rows + 1):
+            if ids and not 0 <= min(ids) <= max(ids) < MAX_COLUMNS:
+                wrong = next(label for label in ids if not 0 <= label < MAX_COLUMNS)
+                raise DataError(f"{self._path}: row {row}: {wrong} is not a label id")
+        return indicator_of(labels, MAX_COLUMNS)
 
 
 @contextmanager

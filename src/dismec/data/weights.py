@@ -5,6 +5,7 @@ Rows have an array with one weight each; pairs a sparse matrix of the weights ot
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.counts import counted
-from dismec.data.files import StrPath
+from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.data.matrices import (
     NPY_ERRORS,
     canonical,
@@ -42,7 +43,6 @@ __all__ = [
     "load_pair_weights",
     "load_row_weights",
     "pairs_at",
-    "weights_at",
 ]
 
 RowWeights: TypeAlias = npt.NDArray[np.float64]
@@ -84,18 +84,10 @@ def load_row_weights(path: StrPath) -> RowWeights:
     DataError
         ``path:line: reason`` for anything but a number of at least 0.
     """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_NPY)) == _NPY:
-                file.seek(0)
-                return _loaded_array(path, file)
-            file.seek(0)
-            lines = file.read().decode().rstrip().split("\n")
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: neither text with one number per line nor .npy") from None
+    content = read_bytes(path)
+    if content.startswith(_NPY):
+        return _loaded_array(path, content)
+    lines = decode_utf8(path, content).rstrip().split("\n")
     try:
         found = np.array(lines, dtype=np.float64)
     except ValueError:
@@ -105,9 +97,9 @@ def load_row_weights(path: StrPath) -> RowWeights:
     return found
 
 
-def _loaded_array(path: Path, file: Any) -> RowWeights:
+def _loaded_array(path: StrPath, content: bytes) -> RowWeights:
     try:
-        array = np.load(file, allow_pickle=False)
+        array = np.load(io.BytesIO(content), allow_pickle=False)
     except NPY_ERRORS as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not an array that can be read: {reason}") from None
@@ -128,11 +120,6 @@ def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None,
         if not len(keep):
             raise DataError("all weights are zero: there are no rows to train on")
     return keep, None if (weights == 1).all() else weights
-
-
-def weights_at(weights: RowWeights | None, rows: npt.NDArray[np.int64]) -> RowWeights | None:
-    """Return the weights of some rows; None if rows have no weights."""
-    return None if weights is None else weights[rows]
 
 
 def _check_numbers(weights: RowWeights, where: Callable[[int], str]) -> None:
@@ -198,14 +185,9 @@ class PairFile:
 
     def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
         """Return the label number of each pair."""
-        if names is None:
-            known = {label: _label_number(label, n_labels) for label in set(self.labels)}
-        else:
-            numbers: dict[str, int] = {}
-            for number, name in enumerate(names):
-                numbers.setdefault(name, number)
-            known = {label: numbers.get(label, -1) for label in set(self.labels)}
-        columns = np.array([known[label] for label in self.labels], np.int64)
+        labels = map(str, range(n_labels)) if names is None else names
+        numbers = {name: number for number, name in reversed(list(enumerate(labels)))}
+        columns = np.array([numbers.get(label, -1) for label in self.labels], np.int64)
         if len(unknown := np.flatnonzero(columns < 0)):
             label = self.labels[unknown[0]]
             raise self._error(unknown[0], f"the data have no label {label!r}")
@@ -227,17 +209,10 @@ def load_pair_weights(path: StrPath) -> PairFile:
         If a line is not a row, a label and a weight of at least 0; the message names the line.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_ZIP)) == _ZIP:
-                file.seek(0)
-                return PairFile(path, read_npz(path, file))
-            file.seek(0)
-            text = file.read().decode()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: neither lines of a row, a label and a weight nor .npz") from None
+    content = read_bytes(path)
+    if content.startswith(_ZIP):
+        return PairFile(path, read_npz(path, io.BytesIO(content)))
+    text = decode_utf8(path, content)
     lines, rows, labels, weights = [], [], [], []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -353,13 +328,6 @@ def _other_than_1(matrix: Any) -> PairWeights | None:
     before = np.concatenate([[0], np.cumsum(keep)])
     indptr, columns = before[matrix.indptr], matrix.indices[keep].astype(np.int32, copy=False)
     return csr_on(values[keep], columns, indptr, matrix.shape, canonical=True)
-
-
-def _label_number(label: str, n_labels: int) -> int:
-    """Return a label number, or −1 if the text is not one."""
-    if not re.fullmatch("[0-9]{1,20}", label):
-        return -1
-    return number if (number := int(label)) < n_labels else -1
 
 
 def _wrong_weight(weight: float) -> str:

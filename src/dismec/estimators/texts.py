@@ -27,8 +27,7 @@ from dismec.estimators.shared import (
     class_costs,
     stored_class_weight,
 )
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense

@@ -21,21 +21,59 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.container import ContainerError
+from dismec.data.corpus import Texts, is_frame
 from dismec.data.counts import counted
-from dismec.data.matrices import csr_on, row_pointers
+from dismec.data.dataset import Dataset
+from dismec.data.formats import detect
+from dismec.data.matrices import csr_on, indicator_of, refuse_mask, row_pointers
 from dismec.data.names import Names, unpack_names
+from dismec.data.text_format import TextFormat
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError, ModelError
-from dismec.features.text_rows import TextRows
 
-__all__ = ["TextParams", "Vocabulary", "VocabularyBuilder"]
+__all__ = [
+    "TextParams",
+    "TextRows",
+    "Vocabulary",
+    "VocabularyBuilder",
+    "text_dataset",
+    "vocabulary_of",
+    "weighted_rows",
+]
 
 T = TypeVar("T")
 
 _CHUNK = 1 << 18  # bytes of text per thread and step: their terms stay in the cache
 _WINDOW = 1 << 26  # bytes of text between two checks of the number of terms
+
+
+class TextRows(sp.csr_array):
+    """Rows whose columns are the terms of a vocabulary: the input of a text model.
+
+    `Vocabulary.rows` returns them, and slices keep the class. A text model rejects other matrices
+    because it cannot know what their columns mean; ``TextRows(X)`` declares that they are its own
+    terms, in order. Stacked rows need this too, because `scipy.sparse.vstack` returns a plain
+    matrix.
+
+    Examples
+    --------
+    >>> from dismec import DiSMECTextClassifier, TextRows
+    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
+    >>> model = DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"]).model_
+    >>> X = model.vocabulary.rows(["a fried egg"])
+    >>> isinstance(X, TextRows)
+    True
+    >>> model.predict_topk(TextRows(X.toarray()), k=1)[0].tolist()
+    [[1]]
+    """
+
+    def __init__(self, arg1: Any, *args: Any, **kwargs: Any) -> None:
+        refuse_mask(arg1, "X")
+        super().__init__(arg1, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -338,3 +376,65 @@ def _in_chunks(
         return [work(*chunk) for chunk in chunks]
     with ThreadPoolExecutor(min(threads, len(chunks)), thread_name_prefix="dismec-text") as pool:
         return list(pool.map(lambda chunk: work(*chunk), chunks))
+
+
+def text_dataset(
+    model: Any,
+    source: Any,
+    *,
+    fmt: TextFormat | None = None,
+    threads: int | None = None,
+) -> tuple[Dataset, RowWeights | None]:
+    """Convert texts to a dataset with a model's features and labels, in memory.
+
+    `source` is as for `train_text`; `fmt` defaults to the one that the model was trained with.
+    Unknown label names become labels after those of the model. The weights are those of the
+    ``weight_column`` of `fmt`.
+    """
+    vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
+    if isinstance(source, Texts) or is_frame(source):
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
+    else:
+        source = detect(source)
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
+    return weighted_rows(Texts.of(source, fmt), vocabulary, model.label_numbers, threads=threads)
+
+
+def vocabulary_of(model: Any) -> Vocabulary:
+    """Return the vocabulary of a text model."""
+    if model.vocabulary is None:
+        raise DataError("the data are texts, but the model was trained on numeric features")
+    return model.vocabulary  # type: ignore[no-any-return]
+
+
+def weighted_rows(
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
+) -> tuple[Dataset, RowWeights | None]:
+    """Convert texts to a dataset in memory, and return the weights of the texts, if any.
+
+    Without a vocabulary, it has no features. Names that are not in `numbers` get the next numbers.
+    """
+    known = dict(numbers)
+    weights: list[float] | None = None
+    rows: list[Any] = []
+    ids: list[list[int]] = []
+    for batch in texts.read():
+        if vocabulary is None:
+            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
+        else:
+            rows.append(vocabulary.rows(batch.texts, threads=threads))
+        ids += [[known.setdefault(name, len(known)) for name in row] for row in batch.labels]
+        if batch.weights is not None:
+            weights = [] if weights is None else weights
+            weights.extend(batch.weights)
+    if not rows:
+        raise DataError(f"{texts.name}: no rows")
+    Y = indicator_of(ids, 1 + max(known.values(), default=-1))
+    dataset = Dataset(
+        TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
+    )
+    return dataset, None if weights is None else np.array(weights)

@@ -16,8 +16,7 @@ from dismec.data.counts import check_k, counted
 from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays, MixedRows, is_parts, mixed_rows
 from dismec.errors import DataError, ModelError
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import Vocabulary
+from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.allowed import Allowed
 from dismec.model.label_index import LabelIndex
 from dismec.model.shards import Shard

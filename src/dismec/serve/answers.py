@@ -17,8 +17,7 @@ from dismec.data.counts import counted
 from dismec.data.files import watching
 from dismec.data.hierarchy import load_tree
 from dismec.errors import DismecError, ModelError
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import Vocabulary
+from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
 from dismec.model.manifest import MANIFEST

@@ -16,8 +16,7 @@ from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.errors import DataError
-from dismec.features.text_rows import TextRows
-from dismec.features.vocabulary import Vocabulary
+from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.model import Model
 from dismec.serve.contract import LARGEST, Contract
 

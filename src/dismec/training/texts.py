@@ -26,8 +26,7 @@ from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.data.types import MatrixLike, PairWeightsLike, TextSource, WeightsLike
 from dismec.data.weights import RowWeights, find_pairs, kept_rows, known_labels, pairs_at
 from dismec.errors import DataError
-from dismec.features.text_rows import weighted_rows
-from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder, weighted_rows
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
 from dismec.training.params import EXAMPLES, Progress, TrainingParams, TrainOptions
