@@ -74,38 +74,29 @@ def _parquet_file(source: Any) -> Any:
 class ParquetLists:
     """Writes rows of lists to a Parquet file, one row group at a time.
 
-    Parameters
-    ----------
-    file
-        A binary file, written sequentially from beginning to end.
-    items
-        The list columns and their item types: "string", "int32" or "float32".
-    with_ids
-        Whether a text column ``id`` comes first.
+    The file is binary and written sequentially. `items` are the list columns and their item types:
+    "string", "int32" or "float32". With `with_ids`, a text column ``id`` comes first.
     """
 
     def __init__(self, file: BinaryIO, items: dict[str, str], *, with_ids: bool) -> None:
-        self._types = {name: getattr(pa, kind)() for name, kind in items.items()}
         fields = [pa.field("id", pa.string())] if with_ids else []
-        fields += [pa.field(name, pa.list_(kind)) for name, kind in self._types.items()]
-        self._schema = pa.schema(fields)
-        self._writer = pq.ParquetWriter(file, self._schema)
+        fields += [(name, pa.list_(getattr(pa, kind)())) for name, kind in items.items()]
+        self._writer = pq.ParquetWriter(file, pa.schema(fields))
+        self.close = self._writer.close  # writes the end, without which it cannot be read
 
     def write(
         self,
         lengths: npt.NDArray[np.integer[Any]],
-        items: dict[str, Sequence[str] | npt.NDArray[Any]],
+        items: Sequence[Sequence[str] | npt.NDArray[Any]],
         ids: Sequence[str] | None = None,
     ) -> None:
-        """Write rows, given the lengths of their lists and the concatenated items."""
+        """Write rows, given the lengths of their lists and the concatenated items of each."""
+        schema = self._writer.schema
         bounds = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        lists = [field.type.value_type for field in schema if field.name != "id"]
         columns = [pa.array(ids, pa.string())] if ids is not None else []
         columns += [
-            pa.ListArray.from_arrays(bounds, pa.array(items[name], kind))
-            for name, kind in self._types.items()
+            pa.ListArray.from_arrays(bounds, pa.array(values, kind))
+            for values, kind in zip(items, lists, strict=True)
         ]
-        self._writer.write_table(pa.table(columns, schema=self._schema))
-
-    def close(self) -> None:
-        """Write the end of the file, without which it cannot be read."""
-        self._writer.close()
+        self._writer.write_table(pa.table(columns, schema=schema))
