@@ -13,8 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
-
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for column names
 _ROWS = 4096  # rows read at a time
 # Limits for the rows of a Parquet file: millions of equal rows take hardly any space in it.

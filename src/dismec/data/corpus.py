@@ -25,8 +25,6 @@ from dismec.data.types import Frame
 from dismec.data.weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 
-__all__ = ["TextBatch", "Texts", "is_frame", "read_frame", "read_texts"]
-
 _ROW_CHARS = 256  # size of a row's objects in addition to its text
 
 

@@ -31,14 +31,6 @@ from dismec.data.training_file import TrainingData, write_xmc
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
 from dismec.errors import DataError
 
-__all__ = [
-    "Dataset",
-    "feature_batches",
-    "load_data",
-    "load_features",
-    "save_data",
-]
-
 _BATCH_ROWS = 1 << 14
 
 

@@ -18,18 +18,6 @@ import numpy as np
 
 from dismec.errors import DataError
 
-__all__ = [
-    "MappedFile",
-    "StrPath",
-    "WatchedFiles",
-    "decode_utf8",
-    "map_file",
-    "read_bytes",
-    "sync_directory",
-    "watching",
-    "whole_file",
-]
-
 StrPath: TypeAlias = str | os.PathLike[str]
 
 

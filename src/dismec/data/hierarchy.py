@@ -19,8 +19,6 @@ import scipy.sparse as sp
 from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.errors import DataError
 
-__all__ = ["Hierarchy", "LabelTree", "load_tree"]
-
 Ints = npt.NDArray[np.int64]
 _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order of the columns
 

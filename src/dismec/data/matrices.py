@@ -26,29 +26,6 @@ from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.errors import DataError
 
-__all__ = [
-    "MAX_COLUMNS",
-    "NPY_ERRORS",
-    "Rows",
-    "canonical",
-    "check_X",
-    "check_Y",
-    "check_csr",
-    "check_entries",
-    "check_rows",
-    "checked_arrays",
-    "csr_on",
-    "first_fault",
-    "indicator",
-    "indicator_of",
-    "is_checked",
-    "read_npz",
-    "refuse_mask",
-    "row_pointers",
-    "sealed",
-    "without_unused",
-]
-
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]

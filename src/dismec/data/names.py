@@ -14,8 +14,6 @@ from dismec.data.counts import counted
 from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.errors import DataError
 
-__all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
-
 _NAMES_AT_ONCE = 1 << 12  # few enough that the intermediate results stay in the cache
 _NAMES_SHOWN = 6  # names shown by `repr`
 

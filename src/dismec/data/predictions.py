@@ -23,8 +23,6 @@ from dismec.data.files import whole_file
 from dismec.data.printable import json_text, spell_name
 from dismec.errors import DataError
 
-__all__ = ["Columns", "PredictionWriter", "prediction_file", "prediction_writer"]
-
 _Labels = npt.NDArray[np.int32]
 _Scores = npt.NDArray[np.float32]
 

@@ -26,8 +26,6 @@ from dismec.data.files import whole_file
 from dismec.data.matrices import csr_on
 from dismec.errors import DataError
 
-__all__ = ["World", "draw", "generate", "generate_text", "write", "write_text"]
-
 TextRow: TypeAlias = tuple[str, list[str]]
 Counts: TypeAlias = csr_array  # how often each word, or label, occurs in a row
 

@@ -16,16 +16,6 @@ from dismec.data.counts import counted
 from dismec.data.matrices import check_Y, indicator_of
 from dismec.errors import DataError
 
-__all__ = [
-    "Kind",
-    "Target",
-    "columns_by_name",
-    "is_label_lists",
-    "matrix_of_labels",
-    "named_matrix",
-    "propensities",
-]
-
 Floats = npt.NDArray[np.float64]
 
 # How labels were given: lists of labels, one class per row, a dense or sparse indicator matrix.

@@ -19,18 +19,6 @@ from dismec.data.columns import is_missing
 from dismec.data.formats import Kind
 from dismec.errors import DataError
 
-__all__ = [
-    "WITHOUT_COLUMNS",
-    "LabelCells",
-    "RefusedError",
-    "TextFormat",
-    "TextRow",
-    "check_unicode",
-    "checked_names",
-    "checked_weight",
-    "quoted",
-]
-
 _CHECKED = 2000  # cells after which a wrong separator would have been noticed
 _FEWEST = 5  # minimum number of cells with a separator
 _CANDIDATES = ("|", ";", "\t", ",", " ")

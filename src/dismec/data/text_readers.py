@@ -21,8 +21,6 @@ from dismec.data.text_format import (
 )
 from dismec.errors import DataError
 
-__all__ = ["RowReader", "file_rows", "frame_rows"]
-
 T = TypeVar("T")
 
 _LONGEST_FIELD = 1 << 24  # the csv module uses four bytes per character of a field

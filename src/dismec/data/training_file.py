@@ -50,8 +50,6 @@ from dismec.data.weights import (
 )
 from dismec.errors import DataError
 
-__all__ = ["TrainingData", "XmcWriter", "fingerprint", "write_xmc"]
-
 _FORMAT, _VERSION = "dismec-dataset", "1"
 _ARRAYS = {
     "x.indptr": "<i8",

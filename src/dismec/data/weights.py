@@ -30,21 +30,6 @@ from dismec.data.matrices import (
 )
 from dismec.errors import DataError
 
-__all__ = [
-    "LARGEST_PAIR_WEIGHT",
-    "PairFile",
-    "PairWeights",
-    "RowWeights",
-    "check_pair_weights",
-    "check_row_weights",
-    "find_pairs",
-    "kept_rows",
-    "known_labels",
-    "load_pair_weights",
-    "load_row_weights",
-    "pairs_at",
-]
-
 RowWeights: TypeAlias = npt.NDArray[np.float64]
 
 _NPY = b"\x93NUMPY"  # how a .npy file starts

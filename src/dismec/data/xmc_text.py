@@ -24,8 +24,6 @@ from dismec.data.formats import UnreadableError
 from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
 from dismec.errors import DataError
 
-__all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
-
 _BLOCK = 1 << 20  # bytes of text parsed by one thread at a time
 _LONGEST_LINE = 1 << 28
 _LONGEST_HEADER = 1000

@@ -35,16 +35,6 @@ from dismec.data.text_format import TextFormat
 from dismec.data.weights import RowWeights
 from dismec.errors import DataError, ModelError
 
-__all__ = [
-    "TextParams",
-    "TextRows",
-    "Vocabulary",
-    "VocabularyBuilder",
-    "text_dataset",
-    "vocabulary_of",
-    "weighted_rows",
-]
-
 T = TypeVar("T")
 
 _CHUNK = 1 << 18  # bytes of text per thread and step: their terms stay in the cache

@@ -31,18 +31,6 @@ import scipy.sparse as sp
 from dismec.measure import metrics
 from dismec.measure.metrics import Truth
 
-__all__ = [
-    "GROUPS",
-    "POINTS",
-    "by_group",
-    "by_label",
-    "describe_frequencies",
-    "frequency_groups",
-    "histogram",
-    "precision_of_guesses",
-    "spread_ranks",
-]
-
 POINTS = 200
 RARE = (1, 5, 10)
 

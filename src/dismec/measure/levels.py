@@ -27,8 +27,6 @@ from dismec.data.hierarchy import LabelTree
 from dismec.data.types import MatrixLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights
 
-__all__ = ["by_level", "by_node"]
-
 Counts = npt.NDArray[Any]  # int64, or float64 with row weights
 
 

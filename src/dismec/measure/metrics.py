@@ -46,17 +46,6 @@ from dismec.data.types import MatrixLike, WeightsLike
 from dismec.data.weights import check_row_weights
 from dismec.errors import DataError
 
-__all__ = [
-    "DRAWS",
-    "Truth",
-    "check_truth",
-    "drawn",
-    "evaluate",
-    "hits",
-    "interval",
-    "shares_of_rows",
-]
-
 DRAWS = 1000
 _MIDDLE = (2.5, 97.5)  # percent
 _AT_A_TIME = 4_000_000  # numbers drawn at a time

@@ -20,8 +20,6 @@ from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 from dismec.measure.metrics import check_truth
 
-__all__ = ["expected_calibration_error", "f1_scores", "reliability"]
-
 
 def f1_scores(Y_true: Any, assigned: Any, weights: RowWeights | None = None) -> dict[str, float]:
     """Return ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1; 0 if nothing is true or assigned.
