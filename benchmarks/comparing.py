@@ -22,7 +22,7 @@ from typing import Any
 
 import data
 from dismec.compare.comparison import SYSTEMS, Comparison, Pair, check_systems, pair_of_texts
-from dismec.data.texts import Texts
+from dismec.data.corpus import Texts
 from dismec.report.comparison import accuracy_rows, cost_rows, failures, notes, write_comparison
 from machine import print_heading
 from training import default_peers
@@ -56,7 +56,7 @@ def load(name: str) -> Pair:
     parts = []
     for part in ("train", "test"):
         found = [folder / f"{part}.jsonl{ending}" for ending in ("", ".gz")]
-        parts.append(Texts.of_file(next(path for path in found if path.exists())))
+        parts.append(Texts.of(next(path for path in found if path.exists())))
     return pair_of_texts(*parts)
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 import data
+from dismec.data.corpus import Texts
 from dismec.data.dataset import Dataset
-from dismec.data.texts import Texts
 from dismec.features.text_rows import text_dataset
 from dismec.training.params import TrainingParams
 from dismec.training.train import train, train_text
@@ -50,11 +50,11 @@ def files(name: str, part: str) -> Path:
 def trained(name: str, params: TrainingParams, folder: Path) -> tuple[Any, Dataset, float]:
     """Return a model of a set, its test rows, and the time to train it from loaded data."""
     if name in TEXTS:
-        texts = Texts.of_file(files(name, "train"))
+        texts = Texts.of(files(name, "train"))
         begin = time.perf_counter()
         model = train_text(texts, folder, params, overwrite=True)
         seconds = time.perf_counter() - begin
-        return model, text_dataset(model, files(name, "test")), seconds
+        return model, text_dataset(model, files(name, "test"))[0], seconds
     rows, test = data.load(name), data.load(name, "test")
     begin = time.perf_counter()
     model = train(rows.X, rows.Y, folder, params, overwrite=True)

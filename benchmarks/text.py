@@ -27,7 +27,7 @@ from sklearn.svm import LinearSVC
 
 import dismec
 from dismec.cpu import available_cpus
-from dismec.data.texts import Texts
+from dismec.data.corpus import Texts
 from dismec.features.text_rows import learn, weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
@@ -151,7 +151,7 @@ def choice() -> bool:
 def stages() -> bool:
     """Print the time of each stage; both passes over the file include reading it."""
     folder = Path(os.environ.get("DISMEC_DATA", "data")) / "eurlex57k-text"
-    texts = Texts.of_file(folder / "train.jsonl.gz")
+    texts = Texts.of(folder / "train.jsonl.gz")
 
     def timed(what: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()

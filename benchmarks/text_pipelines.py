@@ -33,9 +33,10 @@ K = 5
 
 def with_dismec(texts, labels, test, folder, threads):
     import dismec
-    from dismec.data.texts import Texts
+    from dismec.data.corpus import TextBatch, Texts
 
-    model = dismec.train_text(Texts.of_lists(texts, labels), folder / "model", threads=threads)
+    source = Texts(lambda: [TextBatch(texts, labels, 0)])
+    model = dismec.train_text(source, folder / "model", threads=threads)
     yield
     top, _ = model.predict_topk(model.vocabulary.rows(test), K)
     yield [[model.names[label] for label in row] for row in top]

@@ -19,7 +19,8 @@ from dismec.cluster.pool import Pool
 from dismec.cluster.prediction import ClusterPredictor
 from dismec.cluster.shipping import Sender, arrived, discard_parcels, receive
 from dismec.cluster.training import ClusterJob, _ClusterRun, solve_on_cluster
-from dismec.data.dataset import Dataset, fingerprint
+from dismec.data.dataset import Dataset
+from dismec.data.training_file import fingerprint
 from dismec.errors import ClusterError
 from dismec.features.transform import Transform
 from dismec.solve.partition import BlockCutter

@@ -28,9 +28,8 @@ from dismec import (
 from dismec.cluster import gathering_worker, placed, training_worker
 from dismec.cluster.gathering import _blocks_of
 from dismec.cluster.training import ClusterJob, _BlockWorker, _ClusterRun
-from dismec.data.binary import XmcWriter
 from dismec.data.dataset import Dataset
-from dismec.data.training_file import TrainingData
+from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.errors import WorkerLost
 from dismec.features.transform import Transform
 from dismec.solve.partition import BlockCutter

@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dismec.data import formats, text_readers
-from dismec.data.corpus import TextBatch, TextFormat, read_texts
+from dismec.data.corpus import TextBatch, read_texts
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
+from dismec.data.text_format import TextFormat
 from dismec.errors import DataError
 
 ROWS = [
@@ -228,7 +229,7 @@ def test_columns_are_named_and_several_make_one_text(write):
 
 def test_rows_without_labels_are_refused_only_where_labels_are_needed(write):
     path = write(b'{"text": "a"}\n')
-    refused(path, 1, "no labels under the key 'labels' (label_column); the keys are 'text'")
+    refused(path, 1, "no key 'labels' (label_column); the keys are 'text'")
     assert all_rows(path, needs_labels=False) == [("a", [])]
     assert all_rows(write(b'{"text": "a", "labels": null}\n')) == [("a", [])]  # as in tables
     path = write(b"id,text\n1,a\n", "a.csv")
@@ -280,7 +281,7 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
         (b"{}", "there are no keys"),
         (b'{"text": null, "labels": []}', "'text' is None, which is not text"),
         (b'{"text": ["a"], "labels": []}', "'text' is a list, which is not text"),
-        (b'{"text": "a", "labels": {"b": 1}}', "the labels are an object; expected a list"),
+        (b'{"text": "a", "labels": {"b": 1}}', "the labels are an object; expected names"),
         (b'{"text": "a", "labels": true}', "the labels are True"),
         (b'{"text": "a", "labels": ["b", true]}', "a label must be text, not True"),
         (b'{"text": "a", "labels": ["b", null]}', "a label must be text, not None"),

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from dismec.data import xmc_text
-from dismec.data.binary import XmcWriter
 from dismec.data.container import open_arrays, write_arrays
-from dismec.data.dataset import Dataset, fingerprint, load_data, save_data
+from dismec.data.dataset import Dataset, load_data, save_data
+from dismec.data.training_file import XmcWriter, fingerprint
 from dismec.errors import DataError
 
 pytestmark = pytest.mark.native
@@ -418,7 +418,7 @@ def test_unsound_arrays_in_xmc_are_refused(xmc, name, values, reason):
         ({"n_rows": "9" * 5000}, "not numbers"),
         ({"n_features": "x"}, "not numbers"),
         ({"n_features": "4294967296"}, "more than"),
-        ({"n_labels": "4"}, "5 names for 4 labels"),
+        ({"n_labels": "4"}, "5 label names for 4 labels"),
     ],
 )
 def test_false_metadata_in_xmc_is_refused(xmc, changes, reason):

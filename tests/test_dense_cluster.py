@@ -23,9 +23,9 @@ from dismec import (
     train_text,
     update_labels,
 )
-from dismec.data.dataset import Dataset, fingerprint
+from dismec.data.dataset import Dataset
 from dismec.data.mixed import mixed_rows
-from dismec.data.training_file import TrainingData
+from dismec.data.training_file import TrainingData, fingerprint
 from test_cluster import blind
 from test_dense import dense_problem
 

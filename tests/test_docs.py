@@ -17,7 +17,8 @@ from safetensors import safe_open
 
 import dismec
 from dismec import load_data, save_data
-from dismec.data.corpus import TextFormat, read_texts
+from dismec.data.corpus import read_texts
+from dismec.data.text_format import TextFormat
 
 ROOT = Path(__file__).resolve().parents[1]
 

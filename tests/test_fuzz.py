@@ -17,8 +17,7 @@ import scipy.sparse as sp
 from dismec import DataError, load_data, train
 from dismec.data.corpus import read_texts
 from dismec.data.mixed import load_dense
-from dismec.data.pair_weights import load_pair_weights
-from dismec.data.row_weights import load_row_weights
+from dismec.data.weights import load_pair_weights, load_row_weights
 from dismec.errors import DismecError
 from dismec.report.facts import describe_data
 from fuzz import run

@@ -194,11 +194,11 @@ def test_meaningless_arguments_are_refused():
     with pytest.raises(DataError, match="expected rows × labels"):
         metrics.evaluate(np.ones(3), [[0]])
     with pytest.raises(DataError, match="propensities have shape"):
-        metrics.psp_at_k(Y, [[0]], [0.5], 1)
+        metrics.evaluate(Y, [[0]], [1], [0.5])
     with pytest.raises(DataError, match="label 1: propensity 0; expected 0 < p ≤ 1"):
-        metrics.psp_at_k(Y, [[0]], [0.5, 0.0], 1)
+        metrics.evaluate(Y, [[0]], [1], [0.5, 0.0])
     with pytest.raises(DataError, match="label 0: propensity nan"):
-        metrics.psp_at_k(Y, [[0]], [math.nan, 0.5], 1)
+        metrics.evaluate(Y, [[0]], [1], [math.nan, 0.5])
 
 
 def test_labels_that_only_the_truth_has_count_as_missed():

@@ -16,7 +16,6 @@ import scipy.sparse as sp
 from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
 from dismec.cluster.prediction import ClusterModel
-from dismec.data.texts import Texts
 from dismec.model.model import Model, check_dense
 from dismec.training.params import TrainOptions
 from dismec.training.texts import texts_read
@@ -45,7 +44,7 @@ def texts():
     picked = rng.integers(0, 3, 120)
     rows = [" ".join(rng.choice(words[5 * p : 5 * p + 5], 4)) for p in picked]
     params = TrainingParams(tfidf=True, calibrate=True)
-    source = Texts.of_lists(rows, [labels[p] for p in picked])
+    source = pd.DataFrame({"text": rows, "labels": [labels[p] for p in picked]})
     with texts_read(source, TrainOptions(params)) as read:
         return train_on(*read), rows
 

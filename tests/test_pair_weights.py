@@ -25,10 +25,10 @@ from dismec import (
 )
 from dismec.cli import main
 from dismec.data.container import open_arrays, write_arrays
-from dismec.data.corpus import TextFormat
-from dismec.data.dataset import Dataset, fingerprint
-from dismec.data.pair_weights import find_pairs, known_labels
-from dismec.data.training_file import TrainingData
+from dismec.data.dataset import Dataset
+from dismec.data.text_format import TextFormat
+from dismec.data.training_file import TrainingData, fingerprint
+from dismec.data.weights import find_pairs, known_labels
 from dismec.features.transform import Transform
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks, solve_path

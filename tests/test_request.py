@@ -21,7 +21,7 @@ from dismec import (
     train_text,
 )
 from dismec.cli import main
-from dismec.data.dataset import fingerprint
+from dismec.data.training_file import fingerprint
 from dismec.model.manifest import PRECISIONS
 from dismec.solve.costs import WEIGHTINGS
 from dismec.solve.problem import PENALTIES

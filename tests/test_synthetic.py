@@ -8,8 +8,9 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
-from dismec.data.dataset import fingerprint, load_data
+from dismec.data.dataset import load_data
 from dismec.data.synthetic import generate, write
+from dismec.data.training_file import fingerprint
 
 
 @pytest.fixture(scope="module")

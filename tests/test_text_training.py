@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
@@ -27,9 +28,8 @@ from dismec import (
     open_model,
     train_text,
 )
-from dismec.data.corpus import read_texts
+from dismec.data.corpus import Texts, read_texts
 from dismec.data.synthetic import generate_text, write_text
-from dismec.data.texts import Texts
 from dismec.features.text_rows import text_dataset
 from dismec.features.transform import Transform
 
@@ -83,7 +83,7 @@ def test_a_text_model_is_complete_when_reopened(model, data):
         "vocabulary.safetensors",
     ]
     assert list(opened.names) == sorted(opened.names)
-    result = opened.evaluate(*text_dataset(opened, data / "test.jsonl")[:2])
+    result = opened.evaluate(*text_dataset(opened, data / "test.jsonl")[0][:2])
     assert result["P@1"] > 60
     assert result["ECE"] < result["ECE uncalibrated"]
 
@@ -95,7 +95,9 @@ def test_neither_batches_nor_threads_nor_the_file_change_a_byte(
     params = TrainingParams(tfidf=True)
     train_text(data / "train.jsonl", tmp_path / "one", params)
     texts, labels = rows_of(data / "train.jsonl")
-    train_text(Texts.of_lists(texts, labels), tmp_path / "two", params, threads=threads)
+    train_text(
+        pd.DataFrame({"text": texts, "labels": labels}), tmp_path / "two", params, threads=threads
+    )
     packed = tmp_path / "train.jsonl.gz"
     packed.write_bytes(gzip.compress((data / "train.jsonl").read_bytes()))
     small = Texts(lambda: read_texts(packed, batch_chars=5000))
@@ -479,7 +481,7 @@ def test_a_file_larger_than_memory_trains(tmp_path):
 def test_cooking_questions_are_tagged_as_well_as_by_linear_svms(real_data, tmp_path):
     folder = real_data / "cooking-text"
     model = train_text(folder / "train.jsonl", tmp_path / "model")
-    train, test = (text_dataset(model, folder / f"{part}.jsonl") for part in ("train", "test"))
+    train, test = (text_dataset(model, folder / f"{part}.jsonl")[0] for part in ("train", "test"))
     plain = Transform.fit(train.X, tfidf=True, bias=0.0)
     X, X_test = (sp.csr_matrix(plain.apply(data.X)) for data in (train, test))
     n_labels = train.Y.shape[1]

@@ -33,10 +33,9 @@ from dismec import (
     update_labels,
 )
 from dismec.cli import main
-from dismec.data.corpus import TextFormat
-from dismec.data.dataset import Dataset, fingerprint
-from dismec.data.texts import Texts
-from dismec.data.training_file import TrainingData
+from dismec.data.dataset import Dataset
+from dismec.data.text_format import TextFormat
+from dismec.data.training_file import TrainingData, fingerprint
 from dismec.features.transform import Transform
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
@@ -463,12 +462,12 @@ def test_a_bad_weight_in_a_file_is_refused_with_its_line(tmp_path, value, messag
     with pytest.raises(DataError, match=message):
         train_text(file, tmp_path / "model", fmt=TextFormat(weight_column="w"))
     file.write_text('{"text": "a", "labels": ["b"]}\n')
-    with pytest.raises(DataError, match=r"no weight under the key 'v' \(weight_column\)"):
+    with pytest.raises(DataError, match=r"no key 'v' \(weight_column\)"):
         train_text(file, tmp_path / "model", fmt=TextFormat(weight_column="v"))
 
 
 def test_a_different_number_of_weights_than_texts_is_refused(tmp_path):
-    texts = Texts.of_lists(TEXTS, NAMES)
+    texts = pd.DataFrame({"text": TEXTS, "labels": NAMES})
     for n in (5, 7):
         with pytest.raises(DataError, match=f"weights: {n} numbers for 6 texts"):
             train_text(texts, tmp_path / "model", weights=np.ones(n) * 2)

@@ -17,11 +17,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from dismec import Hierarchy, TrainingParams, load_data, open_model, save_data, train, train_text
-from dismec.data.corpus import TextFormat, read_texts
+from dismec.data.corpus import read_texts
 from dismec.data.dataset import Dataset, feature_batches
 from dismec.data.mixed import load_dense
 from dismec.data.names import load_names
-from dismec.data.row_weights import load_row_weights
+from dismec.data.text_format import TextFormat
+from dismec.data.weights import load_row_weights
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from dismec.serve.answers import Service
 from dismec.serve.contract import Limits

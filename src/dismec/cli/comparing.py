@@ -145,16 +145,14 @@ def _read_pair(
     data: Path, test: Path, reading: Reading, of_test: Reading, threads: int | None
 ) -> Pair:
     from dismec.compare.comparison import Pair, pair_of_texts
-    from dismec.data.texts import Texts
+    from dismec.data.corpus import Texts
 
     files = reading.look(data), of_test.look(test)
     if files[0].is_texts != files[1].is_texts:
         kinds = ["texts" if file.is_texts else "numeric data" for file in files]
         raise click.UsageError(f"{data} holds {kinds[0]}, but {test} holds {kinds[1]}")
     if files[0].is_texts:
-        texts = [
-            Texts.of_file(file, r.fmt) for file, r in zip(files, (reading, of_test), strict=True)
-        ]
+        texts = [Texts.of(file, r.fmt) for file, r in zip(files, (reading, of_test), strict=True)]
         return pair_of_texts(texts[0], texts[1], threads=threads)
     return Pair(reading.load(files[0], threads), of_test.load(files[1], threads))
 

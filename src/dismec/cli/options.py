@@ -17,10 +17,10 @@ from dismec.errors import DismecError
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-    from dismec.data.corpus import TextFormat
     from dismec.data.dataset import Dataset
     from dismec.data.formats import DataFile
-    from dismec.data.row_weights import RowWeights
+    from dismec.data.text_format import TextFormat
+    from dismec.data.weights import RowWeights
     from dismec.model.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ class Reading:
     @property
     def fmt(self) -> TextFormat:
         """Return how to read texts before a model has been trained."""
-        from dismec.data.corpus import TextFormat
+        from dismec.data.text_format import TextFormat
 
         return TextFormat(**self.columns)
 
@@ -67,7 +67,7 @@ class Reading:
 
         The model's weight column is only used if `trains` is set.
         """
-        from dismec.data.corpus import TextFormat
+        from dismec.data.text_format import TextFormat
 
         weighted = trains and self.weights is None
         given: dict[str, Any] = self.columns
@@ -76,7 +76,7 @@ class Reading:
     @property
     def row_weights(self) -> RowWeights | None:
         """Return the row weights of the given file."""
-        from dismec.data.row_weights import load_row_weights
+        from dismec.data.weights import load_row_weights
 
         return None if self.weights is None else load_row_weights(self.weights)
 
@@ -116,10 +116,10 @@ class Reading:
             dataset = _aligned_by_name(self.load(data, threads), model.names)
             dataset = dataset._replace(X=self.terms(model, data, dataset.X))
         else:
-            from dismec.features.text_rows import weighted_text_dataset
+            from dismec.features.text_rows import text_dataset
 
             fmt = self.fmt_for(model, data, trains=trains)
-            dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
+            dataset, of_column = text_dataset(model, data, fmt=fmt, threads=threads)
             weights = of_column if weights is None else weights
         n_rows = dataset.X.shape[0]
         (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows)

@@ -204,8 +204,8 @@ def train(
     from dismec.data.dataset import load_data
     from dismec.data.mixed import load_dense
     from dismec.data.names import load_names
-    from dismec.data.pair_weights import load_pair_weights
     from dismec.data.training_file import TrainingData
+    from dismec.data.weights import load_pair_weights
     from dismec.training.params import TrainOptions
     from dismec.training.resume import check_output
     from dismec.training.texts import texts_read

@@ -15,12 +15,11 @@ import scipy.sparse as sp
 
 from dismec.cluster.placed import DataFacts
 from dismec.cluster.shipping import discard_parcels, parcel_file
-from dismec.data.binary import XmcWriter
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.mixed import mixed_rows
-from dismec.data.training_file import TrainingData
+from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
 from dismec.solve.partition import EqualLabels

@@ -23,17 +23,17 @@ import scipy.sparse as sp
 from dismec.compare.process import SystemProcess
 from dismec.compare.worker import PEERS, K
 from dismec.cpu import kernels
-from dismec.data.corpus import TextBatch
-from dismec.data.dataset import Dataset, fingerprint, save_data
+from dismec.data.corpus import TextBatch, Texts
+from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import whole_file
 from dismec.data.matrices import check_X, check_Y
-from dismec.data.texts import Texts
+from dismec.data.training_file import fingerprint
 from dismec.errors import DataError
 from dismec.features.text_rows import learn, weighted_rows
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams
 from dismec.measure.breakdown import by_group
-from dismec.measure.metrics import Truth, difference, drawn, interval
+from dismec.measure.metrics import Truth, drawn, interval
 from dismec.model.directory import locked
 
 __all__ = [
@@ -337,8 +337,7 @@ class _Evaluator:
         for name, own in draws.items():
             if name != "dismec" and "dismec" in draws:
                 found[name]["minus_dismec"] = {
-                    metric: list(interval(difference(own, draws["dismec"], metric)))
-                    for metric in own
+                    metric: list(interval(own[metric] - draws["dismec"][metric])) for metric in own
                 }
 
     def _checked(self, top: Any) -> npt.NDArray[np.int32]:

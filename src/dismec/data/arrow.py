@@ -5,15 +5,13 @@ Import this module only where it is needed, and tell the user what to install if
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-__all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
 ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for column names
 _ROWS = 4096  # rows read at a time
@@ -32,35 +30,31 @@ class ArrowTable:
     def __init__(self, file: Any, *, parquet: bool) -> None:
         in_place = file.seekable()
         source = pa.PythonFile(file, "r") if in_place else pa.BufferReader(file.read())
-        self._parquet: Any = None
-        self._arrow: Any = None
+        self._file: Any
         if parquet:
-            self._parquet = _parquet_file(source)
-            self.names: list[str] = self._parquet.schema_arrow.names
+            self._file = _parquet_file(source)
         else:
             try:
-                self._arrow = pa.ipc.open_file(source)
+                self._file = pa.ipc.open_file(source)
             except pa.ArrowInvalid:  # not the format with an index of its batches
                 source.seek(0)
-                self._arrow = pa.ipc.open_stream(source)
-            self.names = self._arrow.schema.names
+                self._file = pa.ipc.open_stream(source)
+        self.names: list[str] = (self._file.schema_arrow if parquet else self._file.schema).names
 
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    def rows(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the values of these columns, row by row, as Python objects."""
         for batch in self._batches(columns):
-            batch.validate(full=True)  # otherwise an index out of range crashes the process
-            values = ((value.as_py() for value in batch.column(name)) for name in columns)
-            yield from zip(*values, strict=True)
+            some = batch.select(columns)
+            some.validate(full=True)  # otherwise an index out of range crashes the process
+            for begin in range(0, some.num_rows, _ROWS):
+                yield from some.slice(begin, _ROWS).to_pylist()
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        if self._parquet is not None:
-            yield from self._parquet.iter_batches(_ROWS, columns=list(columns))
-        elif hasattr(self._arrow, "num_record_batches"):
-            for i in range(self._arrow.num_record_batches):
-                yield self._arrow.get_batch(i).select(list(columns))
-        else:
-            for batch in self._arrow:
-                yield batch.select(list(columns))
+    def _batches(self, columns: list[str]) -> Iterable[Any]:
+        if isinstance(self._file, pq.ParquetFile):
+            return self._file.iter_batches(_ROWS, columns=columns)  # type: ignore[no-any-return]
+        if isinstance(self._file, pa.ipc.RecordBatchFileReader):
+            return map(self._file.get_batch, range(self._file.num_record_batches))
+        return self._file  # type: ignore[no-any-return]
 
 
 def _parquet_file(source: Any) -> Any:
@@ -78,38 +72,29 @@ def _parquet_file(source: Any) -> Any:
 class ParquetLists:
     """Writes rows of lists to a Parquet file, one row group at a time.
 
-    Parameters
-    ----------
-    file
-        A binary file, written sequentially from beginning to end.
-    items
-        The list columns and their item types: "string", "int32" or "float32".
-    with_ids
-        Whether a text column ``id`` comes first.
+    The file is binary and written sequentially. `items` are the list columns and their item types:
+    "string", "int32" or "float32". With `with_ids`, a text column ``id`` comes first.
     """
 
     def __init__(self, file: BinaryIO, items: dict[str, str], *, with_ids: bool) -> None:
-        self._types = {name: getattr(pa, kind)() for name, kind in items.items()}
         fields = [pa.field("id", pa.string())] if with_ids else []
-        fields += [pa.field(name, pa.list_(kind)) for name, kind in self._types.items()]
-        self._schema = pa.schema(fields)
-        self._writer = pq.ParquetWriter(file, self._schema)
+        fields += [(name, pa.list_(getattr(pa, kind)())) for name, kind in items.items()]
+        self._writer = pq.ParquetWriter(file, pa.schema(fields))
+        self.close = self._writer.close  # writes the end, without which it cannot be read
 
     def write(
         self,
         lengths: npt.NDArray[np.integer[Any]],
-        items: dict[str, Sequence[str] | npt.NDArray[Any]],
+        items: Sequence[Sequence[str] | npt.NDArray[Any]],
         ids: Sequence[str] | None = None,
     ) -> None:
-        """Write rows, given the lengths of their lists and the concatenated items."""
+        """Write rows, given the lengths of their lists and the concatenated items of each."""
+        schema = self._writer.schema
         bounds = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        lists = [field.type.value_type for field in schema if field.name != "id"]
         columns = [pa.array(ids, pa.string())] if ids is not None else []
         columns += [
-            pa.ListArray.from_arrays(bounds, pa.array(items[name], kind))
-            for name, kind in self._types.items()
+            pa.ListArray.from_arrays(bounds, pa.array(values, kind))
+            for values, kind in zip(items, lists, strict=True)
         ]
-        self._writer.write_table(pa.table(columns, schema=self._schema))
-
-    def close(self) -> None:
-        """Write the end of the file, without which it cannot be read."""
-        self._writer.close()
+        self._writer.write_table(pa.table(columns, schema=schema))

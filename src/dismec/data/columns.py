@@ -15,16 +15,6 @@ import scipy.sparse as sp
 from dismec.data.matrices import refuse_mask
 from dismec.errors import DataError
 
-__all__ = [
-    "column_values",
-    "frame_columns",
-    "is_matrix",
-    "is_missing",
-    "is_texts",
-    "label_names_of",
-    "text_column",
-]
-
 _SHOWN = 5  # columns of a frame named in an error
 
 

@@ -22,8 +22,6 @@ import numpy as np
 
 from dismec.data.files import map_file, whole_file
 
-__all__ = ["ContainerError", "Spooled", "forget", "open_arrays", "write_arrays"]
-
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),

@@ -7,28 +7,23 @@ silently; the first invalid line raises an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from io import BufferedReader
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from dismec.data.columns import column_values, frame_columns
-from dismec.data.files import StrPath
-from dismec.data.formats import DataFile, Kind, detect
-from dismec.data.text_format import LabelCells, RefusedError, TextFormat, TextRow, unused_entries
-from dismec.data.text_readers import (
-    arrow_rows,
-    csv_rows,
-    fasttext_rows,
-    json_array_rows,
-    json_rows,
-    lines_of,
-    plain_rows,
-    table_rows,
-)
-from dismec.data.types import Frame
-from dismec.errors import DataError
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["TextBatch", "TextFormat", "is_frame", "read_frame", "read_texts"]
+from dismec.data.columns import column_values, frame_columns
+from dismec.data.counts import counted
+from dismec.data.files import StrPath
+from dismec.data.formats import DataFile, detect
+from dismec.data.text_format import WITHOUT_COLUMNS, TextFormat, TextRow
+from dismec.data.text_readers import RowReader, file_rows, frame_rows
+from dismec.data.types import Frame
+from dismec.data.weights import RowWeights, check_row_weights
+from dismec.errors import DataError
 
 _ROW_CHARS = 256  # size of a row's objects in addition to its text
 
@@ -95,11 +90,9 @@ def read_texts(
     (['Wheat rose.'], [['grain', 'wheat']])
     """
     with detect(path) as data, data.open() as file:
-        default = None if data.kind.startswith("JSON") else ","
-        untyped = data.kind in ("CSV", "TSV")
-        cells = LabelCells(fmt.label_separator, default, untyped=untyped)
-        rows = _rows_of(data, file, fmt, cells, needs_labels)
-        yield from _batches(str(data), rows, cells, fmt, needs_labels, batch_chars)
+        _check_kind(data, fmt, needs_labels)
+        reader = RowReader(fmt, data.kind, needs_labels=needs_labels)
+        yield from _batches(str(data), file_rows(data, file, reader), reader, batch_chars)
 
 
 def is_frame(source: Any) -> bool:
@@ -112,7 +105,6 @@ def read_frame(
     fmt: TextFormat = TextFormat(),
     *,
     needs_labels: bool = True,
-    batch_chars: int = 1 << 24,
 ) -> Iterator[TextBatch]:
     """Read texts and their labels from a frame, a batch at a time.
 
@@ -125,8 +117,6 @@ def read_frame(
     needs_labels : bool, default=True
         Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
         predict labels for.
-    batch_chars : int, default=16777216
-        Approximate number of characters per batch, including an overhead per row.
 
     Returns
     -------
@@ -150,90 +140,136 @@ def read_frame(
     header = frame_columns(frame)
     if header is None:
         raise DataError(f"a {type(frame).__name__} is not a table with named columns")
-    cells = LabelCells(fmt.label_separator)
-    wanted = [*fmt.text_keys, fmt.label_key, fmt.id_column, fmt.weight_column]
     name = f"the {type(frame).__name__}"
-    try:
-        values = [
-            column_values(frame[c], f"column {c!r}", "value")
-            for c in wanted
-            if c is not None and c in header
-        ]
-        lines = zip(*values, strict=True)
-        rows = table_rows(name, header, lines, fmt, cells, needs_labels, of_file=False)
-        yield from _batches(name, rows, cells, fmt, needs_labels, batch_chars)
-    except RefusedError as error:
-        raise DataError(f"{name}: {error}") from None
+    reader = RowReader(fmt, needs_labels=needs_labels)
+
+    def values(column: str) -> list[Any]:
+        return column_values(frame[column], f"column {column!r}", "value")
+
+    yield from _batches(name, frame_rows(name, header, values, reader), reader)
+
+
+def _check_kind(data: DataFile, fmt: TextFormat, needs_labels: bool) -> None:
+    """Reject a file without texts, or without the columns or labels that are asked for."""
+    if not data.is_texts and not data.is_blank:
+        raise DataError(
+            f"{data}: not texts; a CSV or TSV file needs the extension .csv or .tsv, or its format "
+            "given",
+            "data_format='csv'",
+        )
+    given = [name for name, value in asdict(fmt).items() if value is not None]
+    if given and data.kind in WITHOUT_COLUMNS:
+        raise DataError(f"{data}: {given[0]} does not apply to lines of {data.kind}")
+    if needs_labels and data.kind == "plain text":
+        raise DataError(
+            f"{data}: plain text without labels; JSON lines, CSV, TSV, fastText lines and "
+            "Parquet can hold both"
+        )
 
 
 def _batches(
-    name: str,
-    rows: Iterator[TextRow],
-    cells: LabelCells,
-    fmt: TextFormat,
-    needs_labels: bool,
-    batch_chars: int,
+    name: str, rows: Iterator[TextRow], reader: RowReader, batch_chars: int = 1 << 24
 ) -> Iterator[TextBatch]:
-    texts: list[str] = []
-    labels: list[list[str]] = []
-    ids: list[str] | None = None if fmt.id_column is None else []
-    weights: list[float] | None = None if fmt.weight_column is None else []
+    held: list[TextRow] = []
     n_rows = chars = 0
-    for text, names, row_id, weight in rows:
-        texts.append(text)
-        labels.append(names)
-        if ids is not None:
-            ids.append(row_id or "")
-        if weights is not None and weight is not None:
-            weights.append(weight)
-        chars += len(text) + _ROW_CHARS
+
+    def batch() -> TextBatch:
+        if reader.needs_labels and (doubt := reader.cells.doubt()):
+            raise DataError(f"{name}: {doubt}")
+        texts, labels, ids, weights = map(list, zip(*held, strict=True))
+        found = TextBatch(texts, labels, n_rows)
+        if reader.fmt.id_column is not None:
+            found = found._replace(ids=ids)
+        return found if reader.fmt.weight_column is None else found._replace(weights=weights)
+
+    for row in rows:
+        held.append(row)
+        chars += len(row.text) + _ROW_CHARS
         if chars >= batch_chars:
-            _check_separator(name, cells, needs_labels)
-            yield TextBatch(texts, labels, n_rows, ids, weights)
-            n_rows += len(texts)
-            texts, labels, chars = [], [], 0
-            ids = None if ids is None else []
-            weights = None if weights is None else []
-    if texts:
-        _check_separator(name, cells, needs_labels)
-        yield TextBatch(texts, labels, n_rows, ids, weights)
+            yield batch()
+            n_rows += len(held)
+            held, chars = [], 0
+    if held:
+        yield batch()
     elif not n_rows:
         raise DataError(f"{name}: no rows")
 
 
-def _check_separator(name: str, cells: LabelCells, needs_labels: bool) -> None:
-    if needs_labels and (doubt := cells.doubt()):
-        raise DataError(f"{name}: {doubt}")
+@dataclass(frozen=True)
+class Texts:
+    """Texts that can be read repeatedly, a batch at a time.
 
+    Attributes
+    ----------
+    read
+        Begins at the first row each time it is called.
+    name
+        Name of the texts in messages.
+    """
 
-def _rows_of(
-    data: DataFile, file: BufferedReader, fmt: TextFormat, cells: LabelCells, needs_labels: bool
-) -> Iterator[TextRow]:
-    path = data.path
-    kind: Kind = "JSON" if data.is_blank and not data.is_texts else data.kind
-    if kind in ("XMC text", "npz", "xmc"):
-        raise DataError(
-            f"{path}: not texts; a CSV or TSV file needs the extension .csv or .tsv, or its format "
-            "given",
-            "data_format='csv'",
-        )
-    for entry in unused_entries(kind):
-        if getattr(fmt, entry) is not None:
-            raise DataError(f"{path}: {entry} does not apply to lines of {kind}")
-    if kind in ("Parquet", "Arrow"):
-        return arrow_rows(path, file, fmt, cells, needs_labels, parquet=kind == "Parquet")
-    lines = lines_of(path, file)
-    if kind == "JSON":
-        return json_rows(path, lines, fmt, cells, needs_labels)
-    if kind == "JSON array":
-        return json_array_rows(path, lines, fmt, cells, needs_labels)
-    if kind == "fastText":
-        return fasttext_rows(path, lines)
-    if kind == "plain text":
-        if needs_labels:
+    read: Callable[[], Iterable[TextBatch]]
+    name: str = "the texts"
+
+    @classmethod
+    def of(cls, source: Any, fmt: TextFormat | None = None) -> Texts:
+        """Return the texts of a file or a frame; `Texts` are returned unchanged."""
+        if isinstance(source, Texts):
+            return source
+        fmt = fmt or TextFormat()
+        if is_frame(source):
+            return cls(lambda: read_frame(source, fmt), f"the {type(source).__name__}")
+        if not isinstance(source, str | os.PathLike):
             raise DataError(
-                f"{path}: plain text without labels; JSON lines, CSV, TSV, fastText lines and "
-                "Parquet can hold both"
+                f"the texts are a {type(source).__name__}; expected a file, or a frame with columns"
+                " of texts and labels (lists are for DiSMECTextClassifier)"
             )
-        return plain_rows(path, lines)
-    return csv_rows(path, lines, data.delimiter, fmt, cells, needs_labels)
+        return cls(lambda: read_texts(source, fmt), str(source))
+
+    def weighted(self, weights: Any = None) -> Texts:
+        """Return the texts of positive weight, the only ones that training learns from.
+
+        `weights`, one number per text, override those of a file or frame.
+        """
+        if weights is None:
+            return replace(self, read=lambda: map(_without_zero_weights, self.read()))
+        given = np.asarray(weights)
+        found = check_row_weights(given, given.size)
+        return replace(self, read=lambda: self._with_weights(found))
+
+    def which_count(self, weights: Any = None) -> npt.NDArray[np.bool_] | None:
+        """Whether each text is one of those that `counted` keeps; None if all are."""
+        found: list[float] = []
+        if weights is not None:
+            found = np.asarray(weights, np.float64).tolist()
+        else:
+            for batch in self.read():
+                if batch.weights is None:
+                    return None
+                found.extend(batch.weights)
+        return None if all(found) else np.array(found) != 0
+
+    def _with_weights(self, weights: RowWeights) -> Iterator[TextBatch]:
+        n_rows = 0
+        for batch in self.read():
+            part = weights[n_rows : n_rows + len(batch.texts)].tolist()
+            n_rows += len(batch.texts)
+            if len(part) == len(batch.texts):
+                yield _without_zero_weights(batch._replace(weights=part))
+        if n_rows != len(weights):
+            raise DataError(
+                f"weights: {counted(len(weights), 'number')} for {counted(n_rows, 'text')}"
+            )
+
+
+def _without_zero_weights(batch: TextBatch) -> TextBatch:
+    """Return the batch without rows of weight 0."""
+    if batch.weights is None or all(batch.weights):
+        return batch
+    keep = [row for row, weight in enumerate(batch.weights) if weight]
+    return TextBatch(
+        [batch.texts[row] for row in keep],
+        [batch.labels[row] for row in keep],
+        batch.first_row,
+        None if batch.ids is None else [batch.ids[row] for row in keep],
+        [batch.weights[row] for row in keep],
+    )

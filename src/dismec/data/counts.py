@@ -8,8 +8,6 @@ from typing import Any
 
 from dismec.errors import DataError
 
-__all__ = ["check_k", "check_ks", "counted"]
-
 
 def check_k(k: Any) -> int:
     """Check k, the number of places per row: an integer of at least 1."""

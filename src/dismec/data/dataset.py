@@ -7,9 +7,6 @@ entry of X and is preserved in every format.
 from __future__ import annotations
 
 import gzip
-import hashlib
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,39 +16,22 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse import csr_array
 
-from dismec.data.binary import read_xmc, write_xmc
 from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.formats import detect
 from dismec.data.matrices import (
-    NPY_ERRORS,
     Rows,
-    canonical,
-    check_entries,
     checked_arrays,
     csr_on,
-    indicator,
-    sealed,
+    read_npz,
 )
 from dismec.data.mixed import MixedRows
 from dismec.data.names import check_names
-from dismec.data.row_weights import RowWeights
+from dismec.data.training_file import TrainingData, write_xmc
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
 from dismec.errors import DataError
 
-__all__ = [
-    "Dataset",
-    "feature_batches",
-    "fingerprint",
-    "load_data",
-    "load_features",
-    "read_npz",
-    "save_data",
-]
-
 _BATCH_ROWS = 1 << 14
-# Rows, and bytes of arrays, that any .npz file may declare, whatever its size.
-_ALWAYS_ROWS, _ALWAYS_UNPACKED = 1 << 24, 1 << 26
 
 
 class Dataset(NamedTuple):
@@ -170,7 +150,12 @@ def _loaded(
             )
         if data.kind == "XMC text":
             return _dataset(*read_xmc_text(path, file, sizes, threads))
-        dataset = _load_npz(path, file, labels, needs_labels) if data.kind == "npz" else _map(path)
+        if data.kind == "npz":
+            dataset = _load_npz(path, file, labels, needs_labels)
+        else:
+            mapped: Any = TrainingData.map(path)
+            X = mapped.X.sparse if isinstance(mapped.X, MixedRows) else mapped.X
+            dataset = Dataset(X, mapped.Y, mapped.names)
     found_sizes = dataset.X.shape[1], dataset.Y.shape[1]
     for what, wanted, found in zip(("feature", "label"), sizes, found_sizes, strict=True):
         if wanted is not None and wanted != found:
@@ -247,34 +232,6 @@ def save_data(
         )
 
 
-def fingerprint(
-    X: Any, Y: Any, weights: RowWeights | None = None, pairs: csr_array[Any] | None = None
-) -> str:
-    """Return the SHA-256 of the matrices' contents in hex, for any index type or storage order.
-
-    Weights of rows and of pairs are included, if given.
-    """
-    digest = hashlib.sha256()
-    if isinstance(X, MixedRows):
-        digest.update(repr(X.dense.shape).encode())
-        for begin in range(0, len(X.dense), 1 << 10):
-            digest.update(np.ascontiguousarray(X.dense[begin : begin + (1 << 10)], "<f4").data)
-        X = X.sparse
-    X, Y = canonical(X), indicator(Y)
-    arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
-    digest.update(repr((X.shape, Y.shape)).encode())
-    of_rows = () if weights is None else ((weights, "<f8"),)
-    of_pairs: tuple[Any, ...] = ()
-    if pairs is not None:
-        of_pairs = (pairs.indptr, "<i8"), (pairs.indices, "<i4"), (pairs.data, "<f4")
-    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4"), *of_rows, *of_pairs):
-        digest.update(len(array).to_bytes(8, "little"))
-        for begin in range(0, len(array), 1 << 20):
-            part = np.ascontiguousarray(array[begin : begin + (1 << 20)], dtype=dtype)
-            digest.update(part.data)
-    return digest.hexdigest()
-
-
 def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
     """Check everything, and return the dataset with the types that ``Dataset`` promises."""
     x, y, columns = checked_arrays(path, dataset.X, dataset.Y)
@@ -282,15 +239,6 @@ def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
         return _dataset(x, y, columns, check_names(dataset.names, columns[1]))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _map(path: Path) -> Dataset:
-    """Map a binary dataset; its X is read-only once it has been checked."""
-    x, y, columns, names = read_xmc(path)
-    check_entries("X", path, x, columns[0])
-    check_entries("Y", path, y, columns[1])
-    dataset = _dataset(x, y, columns, names)
-    return dataset._replace(X=sealed(dataset.X))
 
 
 def _dataset(
@@ -316,49 +264,3 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: holds values other than 0 and 1; expected an indicator matrix")
     return _check_dataset(path, Dataset(X, Y))
-
-
-def read_npz(path: Path, file: BinaryIO) -> Any:
-    """Read a scipy matrix and check its indices, which scipy itself does not."""
-    try:
-        _check_packed_size(path, file)
-        matrix: Any = scipy.sparse.load_npz(cast(Any, file))
-        if matrix.format not in ("csr", "csc", "coo"):
-            raise DataError(f"{path}: a matrix in {matrix.format} format; save it as csr")
-        if matrix.format != "csr" and matrix.shape[0] > max(_ALWAYS_ROWS, 100 * matrix.nnz):
-            raise DataError(
-                f"{path}: {counted(matrix.shape[0], 'row')} and {counted(matrix.nnz, 'entry')} in "
-                f"{matrix.format} format; save it as csr"
-            )
-        if matrix.format != "coo":
-            matrix.check_format(full_check=True)
-        found: Any = canonical(matrix)
-    except NPY_ERRORS as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
-    # zipfile raises RuntimeError, or its subclass NotImplementedError, for an encrypted file.
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
-        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
-    if found.nnz < matrix.nnz:
-        raise DataError(
-            f"{path}: {counted(matrix.nnz - found.nnz, 'entry')} given twice in the same row"
-        )
-    if found.dtype.kind not in "biuf":
-        raise DataError(f"{path}: the values are not real numbers")
-    return found
-
-
-def _check_packed_size(path: Path, file: BinaryIO) -> None:
-    """Reject an archive that would unpack to much more than matrices do."""
-    with zipfile.ZipFile(file) as packed:
-        entries = packed.infolist()
-    held = sum(entry.file_size for entry in entries)
-    stored = sum(entry.compress_size for entry in entries)
-    if held > max(_ALWAYS_UNPACKED, 100 * stored):
-        raise DataError(f"{path}: {stored:,} bytes that unpack to {held:,}: not a matrix of data")
-    file.seek(0)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,17 +16,26 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-__all__ = [
-    "MappedFile",
-    "StrPath",
-    "WatchedFiles",
-    "map_file",
-    "sync_directory",
-    "watching",
-    "whole_file",
-]
+from dismec.errors import DataError
 
 StrPath: TypeAlias = str | os.PathLike[str]
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """Read a file; raise `DataError` if that is not possible."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def decode_utf8(path: StrPath, content: bytes) -> str:
+    """Decode the content of a file; the `DataError` names the first line that is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + content.count(b"\n", 0, error.start)
+        raise DataError(f"{path}:{line}: not UTF-8") from None
 
 
 @contextmanager

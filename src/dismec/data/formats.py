@@ -21,19 +21,6 @@ from typing import Any, Literal, TypeAlias
 from dismec.data.files import StrPath
 from dismec.errors import DataError
 
-__all__ = [
-    "BOM",
-    "FASTTEXT_LABEL",
-    "KINDS",
-    "STDIN",
-    "DataFile",
-    "Kind",
-    "UnreadableError",
-    "detect",
-    "open_unpacked",
-    "spooled",
-]
-
 STDIN = Path("-")  # stands for standard input
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # Maximum expansion of a compressed file: text shrinks to a third or a tenth, not to a thousandth.

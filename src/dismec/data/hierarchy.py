@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.files import StrPath
+from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.errors import DataError
-
-__all__ = ["Hierarchy", "LabelTree", "load_tree"]
 
 Ints = npt.NDArray[np.int64]
 _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order of the columns
@@ -295,14 +293,7 @@ def load_tree(path: StrPath, names: Sequence[str] | None, n_labels: int) -> Labe
 
 def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the pairs of a file with their line numbers, counted from 1."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        line = 1 + error.object[: error.start].count(b"\n")
-        raise DataError(f"{path}:{line}: not UTF-8") from None
-    lines = text.split("\n")
+    lines = decode_utf8(path, read_bytes(path)).split("\n")
     first = next((line for line in lines if line.strip()), "")
     with_tabs = "\t" in first
     order = 1
@@ -322,12 +313,8 @@ def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
 
 def _fields(path: Path, lines: list[str], with_tabs: bool) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of lines that are not blank."""
-    if with_tabs:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, line.removesuffix("\r").split("\t")
-        return
-    reader: Any = csv.reader((f"{line}\n" for line in lines), strict=True)
+    how: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if with_tabs else {"strict": True}
+    reader: Any = csv.reader((f"{line}\n" for line in lines), **how)
     begin = 1
     try:
         for row in reader:

@@ -10,10 +10,13 @@ other. The caller's arrays stay writeable: the read-only ones are views used ins
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,33 +26,13 @@ from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.errors import DataError
 
-__all__ = [
-    "MAX_COLUMNS",
-    "NPY_ERRORS",
-    "Rows",
-    "canonical",
-    "check_X",
-    "check_Y",
-    "check_csr",
-    "check_entries",
-    "check_rows",
-    "checked_arrays",
-    "csr_on",
-    "first_fault",
-    "indicator",
-    "is_checked",
-    "refuse_mask",
-    "row_pointers",
-    "sealed",
-    "small_row_pointers",
-    "without_unused",
-]
-
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 MAX_COLUMNS = 2**31 - 1  # a column id is an int32
+# Rows, and bytes of arrays, that any .npz file may declare, whatever its size.
+_ALWAYS_ROWS, _ALWAYS_UNPACKED = 1 << 24, 1 << 26
 # Raised by NumPy for a damaged file of arrays; its header is a piece of Python.
 NPY_ERRORS = (
     *(ValueError, TypeError, OverflowError, KeyError, IndexError, EOFError, MemoryError),
@@ -283,6 +266,15 @@ def indicator(Y: Any) -> sp.csr_array:
     return rows  # type: ignore[no-any-return]
 
 
+def indicator_of(rows: Sequence[Sequence[int]], n_labels: int) -> sp.csr_array:
+    """Return the indicator matrix of rows that are lists of label numbers, each once."""
+    indptr = np.cumsum([0, *map(len, rows)])
+    labels = np.fromiter(chain.from_iterable(rows), np.int32, indptr[-1])
+    Y = csr_on(np.ones(len(labels), np.uint8), labels, indptr, (len(rows), n_labels))
+    Y.sort_indices()
+    return Y
+
+
 def csr_on(
     data: npt.NDArray[Any],
     indices: npt.NDArray[Any],
@@ -322,18 +314,14 @@ def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
     return found, kept.astype(np.int64)
 
 
-def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
-    """Return where rows start, and where the last ends, from their lengths in pieces."""
-    return _pointers(lengths, np.int64)
+def row_pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any = np.int64) -> npt.NDArray[Any]:
+    """Return where rows start, and where the last ends, from their lengths in pieces.
 
-
-def small_row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints | Ids:
-    """Like `row_pointers`, in 32 bits if possible: for nearly empty rows they dominate memory."""
-    n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
-    return _pointers(lengths, np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64)
-
-
-def _pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    Without a `dtype`, 32 bits if possible: for nearly empty rows they dominate memory.
+    """
+    if dtype is None:
+        n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
+        dtype = np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64
     indptr = np.zeros(sum(map(len, lengths)) + 1, dtype)
     place = 0
     for piece in lengths:
@@ -359,3 +347,49 @@ def _entry_count(what: str, columns: str, rows: Any) -> int:
             wrong = low if low < 0 else high
             raise DataError(f"{what}: column {wrong} is outside {shape[1]} {columns}")
     return nnz
+
+
+def read_npz(path: Path, file: BinaryIO) -> Any:
+    """Read a scipy matrix and check its indices, which scipy itself does not."""
+    try:
+        _check_packed_size(path, file)
+        matrix: Any = sp.load_npz(cast(Any, file))
+        if matrix.format not in ("csr", "csc", "coo"):
+            raise DataError(f"{path}: a matrix in {matrix.format} format; save it as csr")
+        if matrix.format != "csr" and matrix.shape[0] > max(_ALWAYS_ROWS, 100 * matrix.nnz):
+            raise DataError(
+                f"{path}: {counted(matrix.shape[0], 'row')} and {counted(matrix.nnz, 'entry')} in "
+                f"{matrix.format} format; save it as csr"
+            )
+        if matrix.format != "coo":
+            matrix.check_format(full_check=True)
+        found: Any = canonical(matrix)
+    except NPY_ERRORS as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
+    # zipfile raises RuntimeError, or its subclass NotImplementedError, for an encrypted file.
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
+        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
+    if found.nnz < matrix.nnz:
+        raise DataError(
+            f"{path}: {counted(matrix.nnz - found.nnz, 'entry')} given twice in the same row"
+        )
+    if found.dtype.kind not in "biuf":
+        raise DataError(f"{path}: the values are not real numbers")
+    return found
+
+
+def _check_packed_size(path: Path, file: BinaryIO) -> None:
+    """Reject an archive that would unpack to much more than matrices do."""
+    with zipfile.ZipFile(file) as packed:
+        entries = packed.infolist()
+    held = sum(entry.file_size for entry in entries)
+    stored = sum(entry.compress_size for entry in entries)
+    if held > max(_ALWAYS_UNPACKED, 100 * stored):
+        raise DataError(f"{path}: {stored:,} bytes that unpack to {held:,}: not a matrix of data")
+    file.seek(0)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

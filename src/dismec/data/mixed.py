@@ -17,17 +17,6 @@ from dismec.data.counts import counted
 from dismec.data.matrices import NPY_ERRORS, Rows, check_rows, check_X, refuse_mask
 from dismec.errors import DataError
 
-__all__ = [
-    "MixedArrays",
-    "MixedRows",
-    "arrays_of",
-    "check_features",
-    "is_mostly_full",
-    "is_parts",
-    "load_dense",
-    "mixed_rows",
-]
-
 Floats = npt.NDArray[np.float32]
 _LARGE = 1 << 20  # values from which an array counts as large
 _SAMPLED = 1000  # rows examined

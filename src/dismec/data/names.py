@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
-from dismec.data.files import StrPath
+from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.errors import DataError
-
-__all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
 
 _NAMES_AT_ONCE = 1 << 12  # few enough that the intermediate results stay in the cache
 _NAMES_SHOWN = 6  # names shown by `repr`
@@ -167,23 +164,10 @@ def load_names(path: StrPath, *, blanks: bool = False) -> list[str]:
 
     With `blanks`, blank lines are kept as empty names, for callers that skip them.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
-    content = content.removesuffix(b"\n")
-    sound = len(content)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        sound = error.start
-        text = content[:sound].decode()
-    names = list(map(str.strip, text.removeprefix("\ufeff").split("\n")))
-    whole = names if sound == len(content) else names[:-1]
-    if "" in whole and not blanks:
-        raise DataError(f"{path}:{1 + whole.index('')}: a label without a name")
-    if whole is not names:
-        raise DataError(f"{path}:{len(names)}: not UTF-8")
+    content = read_bytes(path).removesuffix(b"\n")
+    names = list(map(str.strip, decode_utf8(path, content).split("\n")))
+    if "" in names and not blanks:
+        raise DataError(f"{path}:{1 + names.index('')}: a label without a name")
     return names
 
 

@@ -23,8 +23,6 @@ from dismec.data.files import whole_file
 from dismec.data.printable import json_text, spell_name
 from dismec.errors import DataError
 
-__all__ = ["Columns", "PredictionWriter", "prediction_file", "prediction_writer"]
-
 _Labels = npt.NDArray[np.int32]
 _Scores = npt.NDArray[np.float32]
 
@@ -124,14 +122,6 @@ def prediction_writer(
         writer.release()
 
 
-class _SpelledRow(NamedTuple):
-    """A row as text."""
-
-    id: str | None
-    labels: list[str]
-    values: list[str]
-
-
 class _LineWriter(PredictionWriter):
     """A line per row."""
 
@@ -145,7 +135,7 @@ class _LineWriter(PredictionWriter):
         for begin in range(0, len(top), rows):
             part = slice(begin, begin + rows)
             some = self._rows(top[part], scores[part], None if ids is None else ids[part])
-            self._put("".join(map(self._line, some)))
+            self._put("".join(self._line(*row) for row in some))
         self._n_rows += len(top)
 
     def _put(self, text: str) -> None:
@@ -155,7 +145,7 @@ class _LineWriter(PredictionWriter):
         return ""
 
     @abstractmethod
-    def _line(self, row: _SpelledRow) -> str: ...
+    def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str: ...
 
     def _spell(self, label: int) -> str:
         names = self.columns.names
@@ -169,13 +159,13 @@ class _LineWriter(PredictionWriter):
 
     def _rows(
         self, top: _Labels, scores: _Scores, ids: Sequence[str] | None
-    ) -> Iterator[_SpelledRow]:
+    ) -> Iterator[tuple[str | None, list[str], list[str]]]:
         spelled = {label: self._spell(label) for label in np.unique(top).tolist() if label >= 0}
         rows = zip(top.tolist(), self._spelled_values(scores), strict=True)
         for number, (labels, values) in enumerate(rows):
             kept = [value for label, value in zip(labels, values, strict=True) if label >= 0]
             named = [spelled[label] for label in labels if label >= 0]
-            yield _SpelledRow(None if ids is None else ids[number], named, kept)
+            yield None if ids is None else ids[number], named, kept
 
 
 class _TextWriter(_LineWriter):
@@ -189,12 +179,12 @@ class _TextWriter(_LineWriter):
         words: list[list[str]] = scores.astype("U").tolist()
         return words
 
-    def _line(self, row: _SpelledRow) -> str:
-        pairs = " ".join(map(":".join, zip(row.labels, row.values, strict=True)))
-        if row.id is None:
+    def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str:
+        pairs = " ".join(map(":".join, zip(labels, values, strict=True)))
+        if row_id is None:
             return f"{pairs}\n"
-        bare = row.id.isdecimal() and row.id.isascii()
-        return f"{row.id if bare else spell_name(row.id, self.encoding)}\t{pairs}\n"
+        bare = row_id.isdecimal() and row_id.isascii()
+        return f"{row_id if bare else spell_name(row_id, self.encoding)}\t{pairs}\n"
 
 
 class _XmcWriter(_TextWriter):
@@ -226,13 +216,10 @@ class _XmcWriter(_TextWriter):
 class _JsonLinesWriter(_LineWriter):
     """``{"labels": […], "scores": […]}`` with ``"id"`` first if there are ids."""
 
-    def _line(self, row: _SpelledRow) -> str:
-        return f"{self._object(row)}\n"
-
-    def _object(self, row: _SpelledRow) -> str:
-        first = "" if row.id is None else f'"id": {json_text(row.id)}, '
-        labels, values = ", ".join(row.labels), ", ".join(row.values)
-        return f'{{{first}"labels": [{labels}], "{self.columns.values}": [{values}]}}'
+    def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str:
+        first = "" if row_id is None else f'"id": {json_text(row_id)}, '
+        lists = f'"labels": [{", ".join(labels)}], "{self.columns.values}": [{", ".join(values)}]'
+        return f"{{{first}{lists}}}\n"
 
 
 class _JsonWriter(_JsonLinesWriter):
@@ -240,8 +227,8 @@ class _JsonWriter(_JsonLinesWriter):
 
     _before = "[\n"
 
-    def _line(self, row: _SpelledRow) -> str:
-        line = f"{self._before}{self._object(row)}"
+    def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str:
+        line = self._before + super()._line(row_id, labels, values).rstrip("\n")
         self._before = ",\n"
         return line
 
@@ -257,9 +244,9 @@ class _CsvWriter(_LineWriter):
     def _head(self, with_ids: bool) -> str:
         return self._cells([*(["id"] if with_ids else []), "labels", self.columns.values])
 
-    def _line(self, row: _SpelledRow) -> str:
-        lists = [f"[{', '.join(row.labels)}]", f"[{', '.join(row.values)}]"]
-        return self._cells([*([] if row.id is None else [row.id]), *lists])
+    def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str:
+        lists = [f"[{', '.join(labels)}]", f"[{', '.join(values)}]"]
+        return self._cells([*([] if row_id is None else [row_id]), *lists])
 
     def _cells(self, cells: list[str]) -> str:
         return self._delimiter.join(map(_csv_cell, cells)) + "\n"
@@ -289,7 +276,7 @@ class _ParquetWriter(PredictionWriter):
         if names is not None:
             used, places = np.unique(labels, return_inverse=True)
             labels = np.array([names[label] for label in used.tolist()], object)[places]
-        self._lists.write(kept.sum(axis=1), {"labels": labels, what: scores[kept]}, ids)
+        self._lists.write(kept.sum(axis=1), [labels, scores[kept]], ids)
 
     def finish(self) -> None:
         if self._lists is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import re
 
-__all__ = ["html_text", "json_text", "printable", "spell_name"]
-
 # For use within brackets in a regular expression.
 _ACTED_ON = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"[{_ACTED_ON}]")

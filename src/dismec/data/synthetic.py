@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import whole_file
+from dismec.data.matrices import csr_on
 from dismec.errors import DataError
 
-__all__ = ["Counts", "World", "draw", "generate", "generate_text", "write", "write_text"]
-
 TextRow: TypeAlias = tuple[str, list[str]]
+Counts: TypeAlias = csr_array  # how often each word, or label, occurs in a row
 
 _SYLLABLES = [consonant + vowel for vowel in "aeiou" for consonant in "bdflmnrtvz"]
 _ENDS = ["", "n", "r", "l", "s"]
@@ -58,14 +59,6 @@ class World(NamedTuple):
     topic_words: NDArray[np.int32]
     word_ids: NDArray[np.int32]
     word_cdf: NDArray[np.float64]
-
-
-class Counts(NamedTuple):
-    """Rows as sorted ids: how many features a row has, which, and how often each occurs."""
-
-    lengths: NDArray[np.int64]
-    features: NDArray[np.int32]
-    occurrences: NDArray[np.uint8]
 
 
 def generate(
@@ -115,14 +108,15 @@ def generate(
     shape = (rows, features, labels, labels_per_row, features_per_row, seed, test_rows)
     parts = []
     for chunks in draw(*shape)[1:]:
-        drawn = list(chunks)
-        parts.append([_joined([chunk[i] for chunk in drawn]) for i in range(2)])
-    document_frequency = np.bincount(parts[0][0].features, minlength=features)
+        none = csr_array((0, features), dtype=np.uint8), csr_array((0, labels), dtype=np.uint8)
+        drawn = zip(none, *chunks, strict=True)
+        parts.append([sp.vstack(matrices, format="csr") for matrices in drawn])
+    document_frequency = np.bincount(parts[0][0].indices, minlength=features)
     idf = (1 + np.log((1 + rows) / (1 + document_frequency))).astype(np.float32)
     train, test = (
         Dataset(
-            _matrix(words, _values(words, idf), features),
-            _matrix(positives, np.ones(len(positives.features), np.uint8), labels),
+            csr_on(_values(words, idf), words.indices, words.indptr, words.shape, canonical=True),
+            positives.astype(np.bool_).astype(np.uint8),
         )
         for words, positives in parts
     )
@@ -267,34 +261,20 @@ def _pick(cdf: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]
 
 def _counted(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> Counts:
     keys, occurrences = np.unique(rows * n_ids + ids, return_counts=True)
-    lengths = np.bincount(keys // n_ids, minlength=n_rows)
-    return Counts(
-        lengths, (keys % n_ids).astype(np.int32), np.minimum(occurrences, 255).astype(np.uint8)
-    )
-
-
-def _joined(chunks: list[Counts]) -> Counts:
-    if not chunks:
-        return Counts(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
-    return Counts(*(np.concatenate(arrays) for arrays in zip(*chunks, strict=True)))
+    indptr = np.append(0, np.cumsum(np.bincount(keys // n_ids, minlength=n_rows)))
+    numbers = np.minimum(occurrences, 255).astype(np.uint8)
+    return csr_on(numbers, (keys % n_ids).astype(np.int32), indptr, (n_rows, n_ids))
 
 
 def _values(words: Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
     """Compute tf-idf, rounded to four decimals as is usual in such files."""
     tf = (1 + np.log(np.arange(1, 257))).astype(np.float32)
-    values = np.empty(len(words.features), np.float32)
+    values = np.empty(words.nnz, np.float32)
     for begin in range(0, len(values), 1 << 20):
         part = slice(begin, begin + (1 << 20))
-        values[part] = tf[words.occurrences[part] - 1] * idf[words.features[part]]
+        values[part] = tf[words.data[part] - 1] * idf[words.indices[part]]
         np.round(values[part], 4, out=values[part])
     return values
-
-
-def _matrix(counts: Counts, data: NDArray[Any], n_columns: int) -> csr_array[Any]:
-    indptr = np.append(0, np.cumsum(counts.lengths))
-    if len(data) < 2**31:  # one index type for both arrays: scipy would choose int64
-        indptr = indptr.astype(np.int32)
-    return csr_array((data, counts.features, indptr), shape=(len(indptr) - 1, n_columns))
 
 
 def generate_text(
@@ -388,10 +368,10 @@ def _texts(
         lengths, word_ids, starts, breaks = _sentences(counts, rng)
         pieces = np.where(starts, capitals[word_ids], words[word_ids])
         pieces += np.array([" ", ", ", ". "], object)[breaks]
-        ends, label_ends = np.cumsum(lengths), np.cumsum(positives.lengths)
-        row_ends = (ends, lengths, label_ends, positives.lengths)
-        for end, length, label_end, n_labels in np.column_stack(row_ends).tolist():
-            labels = positives.features[label_end - n_labels : label_end].tolist()
+        ends = np.cumsum(lengths)
+        for row, (end, length) in enumerate(np.column_stack((ends, lengths)).tolist()):
+            begin, last = positives.indptr[row : row + 2]
+            labels = positives.indices[begin:last].tolist()
             text = "".join(pieces[end - length : end].tolist())
             yield text.rstrip(), [names[label] for label in labels]
 
@@ -403,9 +383,9 @@ def _sentences(
 
     The last is 0 for nothing, 1 for a comma, 2 for a full stop.
     """
-    n_rows = len(counts.lengths)
-    rows = np.repeat(np.repeat(np.arange(n_rows), counts.lengths), counts.occurrences)
-    word_ids = np.repeat(counts.features, counts.occurrences)
+    n_rows = counts.shape[0]
+    rows = np.repeat(np.repeat(np.arange(n_rows), np.diff(counts.indptr)), counts.data)
+    word_ids = np.repeat(counts.indices, counts.data)
     word_ids = word_ids[np.lexsort((rng.random(len(rows)), rows))]
     lengths = np.bincount(rows, minlength=n_rows)
     place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

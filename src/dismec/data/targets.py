@@ -13,18 +13,8 @@ import scipy.sparse as sp
 
 from dismec.data.columns import column_values, frame_columns, is_missing, label_names_of
 from dismec.data.counts import counted
-from dismec.data.matrices import check_Y
+from dismec.data.matrices import check_Y, indicator_of
 from dismec.errors import DataError
-
-__all__ = [
-    "Kind",
-    "Target",
-    "columns_by_name",
-    "is_label_lists",
-    "matrix_of_labels",
-    "named_matrix",
-    "propensities",
-]
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,7 +73,7 @@ class Target:
     ) -> Target:
         Y: Any = check_Y(labels)
         kind: Kind = "sparse" if sp.issparse(labels) else "indicator"
-        given = columns if classes is None else _listed_classes(classes)
+        given = columns if classes is None else column_values(classes, "classes", "class")
         if given is None or given == list(range(Y.shape[1])):
             return cls(Y, list(range(Y.shape[1])), kind, named=classes is not None)
         if len(given) != Y.shape[1]:
@@ -102,7 +92,7 @@ class Target:
         ordered = sorted(_of_one_type(list({label for row in rows for label in row})))
         numbers = {label: number for number, label in enumerate(ordered)}
         ids = [[numbers[label] for label in row] for row in rows]
-        return cls(_from_ids(ids, len(ordered)), ordered, "classes" if alone else "lists")
+        return cls(indicator_of(ids, len(ordered)), ordered, "classes" if alone else "lists")
 
     def among(self, classes: Sequence[Any]) -> sp.csr_array:
         """Return the matrix with a column for each of these labels, followed by any others."""
@@ -198,18 +188,9 @@ def columns_by_name(
 
     `names` are those of the columns of Y. Columns with other names follow the known ones.
     """
-    numbers = {name: number for number, name in reversed(list(enumerate(known)))}
-    found = list(known)
-    for name in names:
-        if numbers.setdefault(name, len(found)) == len(found):
-            found.append(name)
-    columns = np.array([numbers[name] for name in names], np.int32)
-    matrix = sp.csr_array(
-        (Y.data, columns[Y.indices], Y.indptr), shape=(Y.shape[0], len(found)), copy=True
-    )
-    matrix.sum_duplicates()
-    matrix.data[:] = np.minimum(matrix.data, 1)
-    return matrix, found
+    there = set(known)
+    further = dict.fromkeys(name for name in names if name not in there)
+    return Target(Y, list(names), "indicator").among(known), [*known, *further]
 
 
 def _is_indicator(labels: Any) -> bool:
@@ -218,10 +199,6 @@ def _is_indicator(labels: Any) -> bool:
 
 def _is_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
-
-
-def _listed_classes(classes: Iterable[Any]) -> list[Any]:
-    return column_values(classes, "classes", "class")
 
 
 def _label_row(number: int, value: Any) -> list[Any]:
@@ -271,14 +248,6 @@ def _refuse_indicator_lists(values: list[Any]) -> None:
                 "labels are lists of 0 and 1: for an indicator matrix, pass numpy.array(labels); "
                 "for labels named 0 and 1, convert them to text"
             )
-
-
-def _from_ids(ids: list[list[int]], n_labels: int) -> sp.csr_array:
-    lengths: npt.NDArray[np.int64] = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    flat = np.array([label for row in ids for label in row], np.int32)
-    Y = sp.csr_array((np.ones(len(flat), np.uint8), flat, lengths), shape=(len(ids), n_labels))
-    Y.sort_indices()
-    return Y
 
 
 def propensities(

@@ -12,27 +12,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from dismec.data.columns import is_missing
 from dismec.data.formats import Kind
 from dismec.errors import DataError
-
-__all__ = [
-    "LabelCells",
-    "RefusedError",
-    "TextFormat",
-    "TextRow",
-    "check_unicode",
-    "checked_names",
-    "checked_weight",
-    "column_place",
-    "names_there",
-    "one_text",
-    "quoted",
-    "unused_entries",
-]
 
 _CHECKED = 2000  # cells after which a wrong separator would have been noticed
 _FEWEST = 5  # minimum number of cells with a separator
@@ -44,11 +29,7 @@ _WHOLE = re.compile(r"\A([-+]?[0-9]+)\.0*\Z")  # a float in a list, as numpy wri
 _WHOLE_OF_PANDAS = re.compile(r"\A(-?[0-9]+)\.0\Z")
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 
-# Entries of a `TextFormat` that do not apply to a kind of file.
-_UNUSED: dict[Kind, tuple[str, ...]] = {
-    "fastText": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
-    "plain text": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
-}
+WITHOUT_COLUMNS: tuple[Kind, ...] = ("fastText", "plain text")
 
 
 class RefusedError(Exception):
@@ -102,17 +83,16 @@ class TextFormat:
     weight_column: str | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) == "":
-                raise DataError(f"{field.name} is empty")
+        for name, value in asdict(self).items():
+            if value == "":
+                raise DataError(f"{name} is empty")
         if "" in self.text_keys:
             raise DataError(f"text_column is {self.text_column!r}; one of its names is empty")
 
     @property
     def kept(self) -> dict[str, str]:
         """The entries that a model keeps: all that were given, except for `id_column`."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: value for key, value in given.items() if value and key != "id_column"}
+        return {key: value for key, value in asdict(self).items() if value and key != "id_column"}
 
     @classmethod
     def of_model(
@@ -141,7 +121,7 @@ class TextFormat:
         TextFormat
             The format.
         """
-        known = {field.name for field in fields(cls)} - set(unused_entries(kind))
+        known = set() if kind in WITHOUT_COLUMNS else {field.name for field in fields(cls)}
         if not weighted:
             known.discard("weight_column")
         kept = {
@@ -160,21 +140,6 @@ class TextFormat:
     def label_key(self) -> str:
         """Name of the label column."""
         return self.label_column or "labels"
-
-
-def unused_entries(kind: Kind) -> tuple[str, ...]:
-    """Return the entries of a `TextFormat` that do not apply to a kind of file."""
-    return _UNUSED.get(kind, ())
-
-
-def column_place(header: list[str], name: str, option: str) -> int:
-    """Return the index of a column; raise if it is missing or duplicated."""
-    if header.count(name) > 1:
-        raise RefusedError(f"there are {header.count(name)} columns {quoted(name)}")
-    if name not in header:
-        what = f"no column {quoted(name)} ({option})"
-        raise RefusedError(f"{what}; {names_there('columns', header)}")
-    return header.index(name)
 
 
 def checked_names(labels: Iterable[Any]) -> list[str]:
@@ -211,18 +176,6 @@ def check_unicode(text: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise RefusedError(f"{half} is half of a surrogate pair, not a character") from None
-
-
-def one_text(texts: list[str]) -> str:
-    """Join the texts of several columns."""
-    return texts[0] if len(texts) == 1 else "\n\n".join(filter(None, texts))
-
-
-def names_there(what: str, names: Iterable[str]) -> str:
-    """Return the available names as a part of a message."""
-    shown = [quoted(name) for name in names]
-    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
-    return f"the {what} are {', '.join(shown[:20])}{more}" if shown else f"there are no {what}"
 
 
 def quoted(value: object) -> str:

@@ -4,46 +4,133 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from io import BufferedReader, StringIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from dismec.data.formats import BOM, FASTTEXT_LABEL, UnreadableError
+from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, UnreadableError
 from dismec.data.text_format import (
     LabelCells,
     RefusedError,
     TextFormat,
     TextRow,
     check_unicode,
-    checked_names,
     checked_weight,
-    column_place,
-    names_there,
-    one_text,
     quoted,
 )
 from dismec.errors import DataError
 
-__all__ = [
-    "arrow_rows",
-    "csv_rows",
-    "fasttext_rows",
-    "json_array_rows",
-    "json_rows",
-    "lines_of",
-    "plain_rows",
-    "table_rows",
-]
+T = TypeVar("T")
 
 _LONGEST_FIELD = 1 << 24  # the csv module uses four bytes per character of a field
-
 _LONGEST_LINE = 1 << 28
 _MOST_BLANK = 1 << 20  # consecutive blank lines: compression makes any number of them tiny
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
+_MOST_SHOWN = 20  # names of columns in an error
 
 
-def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
+class RowReader:
+    """Makes rows of the values in the columns of a table, or under the keys of JSON objects."""
+
+    def __init__(self, fmt: TextFormat, kind: str = "", *, needs_labels: bool = True) -> None:
+        self.fmt, self.needs_labels = fmt, needs_labels
+        self.is_json = kind.startswith("JSON")
+        default = None if self.is_json else ","
+        self.cells = LabelCells(fmt.label_separator, default, untyped=kind in ("CSV", "TSV"))
+        self._texts = fmt.text_keys
+        self._needed = [(name, "text_column") for name in self._texts]
+        self._needed += [(fmt.label_key, "label_column")] if needs_labels else []
+        for option in ("id_column", "weight_column"):
+            if (name := getattr(fmt, option)) is not None:
+                self._needed.append((name, option))
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise `RefusedError` if a column or key that is needed is missing."""
+        for name, option in self._needed:
+            if name not in names:
+                what = "key" if self.is_json else "column"
+                shown = ", ".join(map(quoted, list(names)[:_MOST_SHOWN]))
+                more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+                there = f"the {what}s are {shown}{more}" if names else f"there are no {what}s"
+                raise RefusedError(f"no {what} {quoted(name)} ({option}); {there}")
+
+    def columns(self, header: list[str]) -> list[str]:
+        """Return the columns to read; raise `RefusedError` if one is missing or duplicated."""
+        self.check(header)
+        used = dict.fromkeys([*(name for name, _ in self._needed), self.fmt.label_key])
+        for name in used:
+            if header.count(name) > 1:
+                raise RefusedError(f"there are {header.count(name)} columns {quoted(name)}")
+        return [name for name in used if name in header]
+
+    def row(self, values: Mapping[str, Any]) -> TextRow:
+        """Make a row of the values of these columns; raise `RefusedError` if one is invalid."""
+        texts = []
+        for key in self._texts:
+            if not isinstance(text := values[key], str):
+                raise RefusedError(f"{quoted(key)} is {quoted(text)}, which is not text")
+            texts.append(text)
+        text = texts[0] if len(texts) == 1 else "\n\n".join(filter(None, texts))
+        check_unicode(text)
+        name = weight = None
+        if self.fmt.id_column is not None:
+            value = values[self.fmt.id_column]
+            if isinstance(value, bool | list | dict | None):
+                raise RefusedError(f"the id is {quoted(value)}; expected text or a number")
+            name = str(value)
+        if self.fmt.weight_column is not None:
+            weight = checked_weight(values[self.fmt.weight_column])
+        return TextRow(text, self.cells.names(values.get(self.fmt.label_key)), name, weight)
+
+
+def _parsed(
+    records: Iterable[tuple[int, T]], parse: Callable[[T], TextRow], where: str
+) -> Iterator[TextRow]:
+    """Yield the rows of numbered records; errors begin with `where` and the number."""
+    for number, record in records:
+        try:
+            row = parse(record)
+        except RefusedError as error:
+            raise DataError(f"{where}{number}: {error}") from None
+        yield row
+
+
+def file_rows(data: DataFile, file: BufferedReader, reader: RowReader) -> Iterator[TextRow]:
+    """Yield the rows of an open file of texts."""
+    path, where = data.path, f"{data.path}:"
+    if data.kind in ("Parquet", "Arrow"):
+        return _arrow_rows(path, file, reader, parquet=data.kind == "Parquet")
+    lines = _lines_of(path, file)
+    filled = ((n, s) for n, line in enumerate(lines, 1) if (s := line.strip()))
+    if data.kind == "JSON array":
+        return _parsed(_array_values(path, lines), lambda value: _json_row(value, reader), where)
+    if data.kind == "fastText":
+        return _parsed(filled, _fasttext_row, where)
+    if data.kind == "plain text":  # a blank line is an empty text
+        return (TextRow(line.strip(), []) for line in lines)
+    if data.kind in ("CSV", "TSV"):
+        return _csv_rows(path, lines, data.delimiter, reader)
+    return _parsed(filled, lambda line: _json_row(_json_value(line), reader), where)
+
+
+def frame_rows(
+    name: str,
+    header: list[str],
+    values: Callable[[str], list[Any]],
+    reader: RowReader,
+) -> Iterator[TextRow]:
+    """Yield the rows of a frame with these columns, whose values a function returns."""
+    try:
+        columns = reader.columns(header)
+    except RefusedError as error:
+        raise DataError(f"{name}: {error}") from None
+    rows = zip(*map(values, columns), strict=True)
+    records = (dict(zip(columns, row, strict=True)) for row in rows)
+    yield from _parsed(enumerate(records), reader.row, f"{name}: row index ")
+
+
+def _lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
     """Yield all lines, including blank ones, with their line breaks."""
     number, n_blank = 1, 0
     line = b""
@@ -69,41 +156,11 @@ def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
         raise DataError(f"{path}:{number}: {error}") from error
 
 
-def _line_rows(
-    path: Path, lines: Iterator[str], parse: Callable[[str], TextRow]
-) -> Iterator[TextRow]:
-    for number, line in enumerate(lines, 1):
-        line = line.strip()
-        if not line:
-            continue
-        try:
-            row = parse(line)
-        except RefusedError as error:
-            raise DataError(f"{path}:{number}: {error}") from None
-        yield row
-
-
-# Lines of words
-
-
-def fasttext_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
-    """Yield rows from lines in which words that start with ``__label__`` are labels."""
-    return _line_rows(path, lines, _fasttext_row)
-
-
 def _fasttext_row(line: str) -> TextRow:
     labels = FASTTEXT_LABEL.findall(line)
     if "" in labels:
         raise RefusedError("a label has an empty name: nothing follows __label__")
     return TextRow(FASTTEXT_LABEL.sub("", line).rstrip(), list(dict.fromkeys(labels)))
-
-
-def plain_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
-    """Yield texts without labels, one per line; a blank line is an empty text."""
-    return (TextRow(line.strip(), []) for line in lines)
-
-
-# JSON
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -133,26 +190,42 @@ _decode = json.JSONDecoder(
 ).raw_decode
 
 
-def json_rows(
-    path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
-) -> Iterator[TextRow]:
-    """Yield rows from one JSON object per line."""
-
-    def parse(line: str) -> TextRow:
-        value, end = _decoded(line, 0)
-        if end < len(line):
-            raise _not_json("Extra data", end)
-        return _json_row(value, fmt, cells, needs_labels)
-
-    return _line_rows(path, lines, parse)
+def _json_value(line: str) -> Any:
+    value, end = _decoded(line)
+    if end < len(line):
+        raise _not_json("Extra data", end)
+    return value
 
 
-def json_array_rows(
-    path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
-) -> Iterator[TextRow]:
-    """Yield rows from the objects of one JSON array, on one or more lines.
+def _json_row(value: Any, reader: RowReader) -> TextRow:
+    if type(value) is not dict:
+        raise RefusedError(f'expected {{"text": …, "labels": […]}}, not {quoted(value)}')
+    reader.check(value)
+    return reader.row(value)
 
-    It is read in pieces: only one object, and what was read with it, is in memory.
+
+class _NotJSONError(RefusedError):
+    """Text that may become valid JSON when more is read."""
+
+
+def _not_json(reason: str, place: int) -> _NotJSONError:
+    at = f"{reason.removesuffix(' at')} at character {place + 1}"
+    return _NotJSONError(f"not a JSON object on a line of its own: {at}")
+
+
+def _decoded(text: str) -> tuple[Any, int]:
+    try:
+        return _decode(text)
+    except json.JSONDecodeError as error:
+        raise _not_json(error.msg, error.pos) from None
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"cannot be read as JSON: {error}") from None
+
+
+def _array_values(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
+    """Yield the entries of one JSON array, on one or more lines, and the lines they start on.
+
+    It is read in pieces: only one entry, and what was read with it, is in memory.
     """
     text, number, last = "", 1, False
 
@@ -192,13 +265,12 @@ def json_array_rows(
         first = False
         while True:
             try:
-                value, end = _decoded(text, 0)
-                row = _json_row(value, fmt, cells, needs_labels)
+                value, end = _decoded(text)
                 break
             except RefusedError as error:
                 if len(text) > _LONGEST_LINE or not (isinstance(error, _NotJSONError) and more()):
                     refuse(str(error))
-        yield row
+        yield number, value
         number += text.count("\n", 0, end)
         text = text[end:]
         skip()
@@ -208,104 +280,30 @@ def json_array_rows(
         refuse("text after the end of the array")
 
 
-class _NotJSONError(RefusedError):
-    """Text that may become valid JSON when more is read."""
-
-
-def _not_json(reason: str, place: int) -> _NotJSONError:
-    at = f"{reason.removesuffix(' at')} at character {place + 1}"
-    return _NotJSONError(f"not a JSON object on a line of its own: {at}")
-
-
-def _decoded(text: str, begin: int) -> tuple[Any, int]:
-    try:
-        return _decode(text, begin)
-    except json.JSONDecodeError as error:
-        raise _not_json(error.msg, error.pos) from None
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"cannot be read as JSON: {error}") from None
-
-
-def _json_row(row: Any, fmt: TextFormat, cells: LabelCells, needs_labels: bool) -> TextRow:
-    if type(row) is not dict:
-        raise RefusedError(f'expected {{"text": …, "labels": […]}}, not {quoted(row)}')
-    texts = []
-    for key in fmt.text_keys:
-        text = row.get(key)
-        if type(text) is not str:
-            if key in row:
-                raise RefusedError(f"{quoted(key)} is {quoted(text)}, which is not text")
-            raise RefusedError(f"no key {quoted(key)} (text_column); {names_there('keys', row)}")
-        texts.append(text)
-    text = one_text(texts)
-    check_unicode(text)
-    name = None
-    if fmt.id_column is not None:
-        name = row.get(fmt.id_column)
-        if type(name) is not str:
-            what = f"no text or number under the key {quoted(fmt.id_column)} (id_column)"
-            raise RefusedError(f"{what}; {names_there('keys', row)}")
-    weight = None
-    if fmt.weight_column is not None:
-        if fmt.weight_column not in row:
-            what = f"no weight under the key {quoted(fmt.weight_column)} (weight_column)"
-            raise RefusedError(f"{what}; {names_there('keys', row)}")
-        weight = checked_weight(row[fmt.weight_column])
-    return TextRow(text, _json_labels(row, fmt.label_key, cells, needs_labels), name, weight)
-
-
-def _json_labels(
-    row: dict[str, Any], label_key: str, cells: LabelCells, needs_labels: bool
-) -> list[str]:
-    labels = row.get(label_key)
-    if labels is None:
-        if needs_labels and label_key not in row:  # frames write null for a missing value
-            what = f"no labels under the key {quoted(label_key)} (label_column)"
-            raise RefusedError(f"{what}; {names_there('keys', row)}")
-        return []
-    if type(labels) is str:
-        return cells.names(labels)
-    if type(labels) is not list:
-        raise RefusedError(f"the labels are {quoted(labels)}; expected a list of names")
-    return checked_names(labels)
-
-
-def csv_rows(
-    path: Path,
-    lines: Iterator[str],
-    delimiter: str,
-    fmt: TextFormat,
-    cells: LabelCells,
-    needs_labels: bool,
+def _csv_rows(
+    path: Path, lines: Iterator[str], delimiter: str, reader: RowReader
 ) -> Iterator[TextRow]:
     """Yield the rows of a CSV or TSV file, after its header."""
-    rows = _csv_fields(path, lines, delimiter)
-    number, names = next(rows, (1, None))
-    if names is None:
+    records = _csv_fields(path, lines, delimiter)
+    number, names = next(records, (1, []))
+    if not names:
         return
     header = [name.strip() for name in names]
     try:
-        columns = _Columns(header, fmt, needs_labels)
+        reader.columns(header)
     except RefusedError as error:
         raise DataError(f"{path}:{number}: {error}") from None
-    for number, row in rows:
-        if len(row) != len(header):
-            raise DataError(f"{path}:{number}: {len(row)} fields, but the header has {len(header)}")
-        try:
-            found = columns.row([row[place] for place in columns.places], cells)
-        except RefusedError as error:
-            raise DataError(f"{path}:{number}: {error}") from None
-        yield found
+
+    def parse(fields: list[str]) -> TextRow:
+        if len(fields) != len(header):
+            raise RefusedError(f"{len(fields)} fields, but the header has {len(header)}")
+        return reader.row(dict(zip(header, fields, strict=True)))
+
+    yield from _parsed(records, parse, f"{path}:")
 
 
-def arrow_rows(
-    path: Path,
-    file: BufferedReader,
-    fmt: TextFormat,
-    cells: LabelCells,
-    needs_labels: bool,
-    *,
-    parquet: bool,
+def _arrow_rows(
+    path: Path, file: BufferedReader, reader: RowReader, *, parquet: bool
 ) -> Iterator[TextRow]:
     """Yield the rows of a Parquet or Arrow file."""
     kind = "Parquet" if parquet else "Arrow"
@@ -319,73 +317,13 @@ def arrow_rows(
         ) from None
     try:
         table = ArrowTable(file, parquet=parquet)
-        names = table.names
-        values = table.rows([names[i] for i in _places(path, names, fmt, needs_labels)])
-        yield from table_rows(str(path), names, values, fmt, cells, needs_labels)
+        records = table.rows(reader.columns(table.names))
+        yield from _parsed(enumerate(records, 1), reader.row, f"{path}: row ")
+    except RefusedError as error:
+        raise DataError(f"{path}: {error}") from None
     except ARROW_ERRORS as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read as {kind}: {reason}") from None
-
-
-def table_rows(
-    name: str,
-    header: list[str],
-    values: Iterable[Sequence[Any]],
-    fmt: TextFormat,
-    cells: LabelCells,
-    needs_labels: bool,
-    *,
-    of_file: bool = True,
-) -> Iterator[TextRow]:
-    """Yield rows from the values that the `_Columns` of a header need.
-
-    Errors count the rows of a file from 1, and give the index for rows of a frame.
-    """
-    columns = _Columns(header, fmt, needs_labels)
-    for number, row in enumerate(values, 1):
-        try:
-            found = columns.row(row, cells)
-        except RefusedError as error:
-            where = f"row {number}" if of_file else f"row index {number - 1}"
-            raise DataError(f"{name}: {where}: {error}") from None
-        yield found
-
-
-def _places(path: Path, header: list[str], fmt: TextFormat, needs_labels: bool) -> list[int]:
-    try:
-        return _Columns(header, fmt, needs_labels).places
-    except RefusedError as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-class _Columns:
-    """The columns to read: text, then labels, id and weight, if present."""
-
-    def __init__(self, header: list[str], fmt: TextFormat, needs_labels: bool) -> None:
-        self._texts = [column_place(header, name, "text_column") for name in fmt.text_keys]
-        self.places = list(self._texts)
-        self._has_labels = needs_labels or fmt.label_key in header
-        if self._has_labels:
-            self.places.append(column_place(header, fmt.label_key, "label_column"))
-        self._has_id = fmt.id_column is not None
-        if fmt.id_column is not None:
-            self.places.append(column_place(header, fmt.id_column, "id_column"))
-        self._has_weight = fmt.weight_column is not None
-        if fmt.weight_column is not None:
-            self.places.append(column_place(header, fmt.weight_column, "weight_column"))
-
-    def row(self, values: Sequence[Any], cells: LabelCells) -> TextRow:
-        """Create a row from the values of `places`."""
-        texts = list(values[: len(self._texts)])
-        for text in texts:
-            if not isinstance(text, str):
-                raise RefusedError(f"the text is {quoted(text)}, which is not text")
-        text = one_text(texts)
-        check_unicode(text)
-        rest = list(values[len(self._texts) :])
-        weight = checked_weight(rest.pop()) if self._has_weight else None
-        name = str(rest.pop()) if self._has_id else None
-        return TextRow(text, cells.names(rest[0]) if self._has_labels else [], name, weight)
 
 
 def _csv_fields(

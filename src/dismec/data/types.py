@@ -14,18 +14,6 @@ import scipy.sparse as sp
 from dismec.data.files import StrPath
 from dismec.data.mixed import MixedRows
 
-__all__ = [
-    "Frame",
-    "LabeledRows",
-    "LabelsLike",
-    "MatrixLike",
-    "PairWeightsLike",
-    "RowsLike",
-    "TextSource",
-    "TextsLike",
-    "WeightsLike",
-]
-
 MatrixLike: TypeAlias = sp.sparray | sp.spmatrix | npt.ArrayLike
 """A matrix of numbers: a scipy matrix of any format, a NumPy array, nested lists, or a frame."""
 

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from dismec.cpu import kernels, thread_count
 from dismec.data.counts import counted
 from dismec.data.formats import UnreadableError
-from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers, small_row_pointers
+from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
 from dismec.errors import DataError
-
-__all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
 
 _BLOCK = 1 << 20  # bytes of text parsed by one thread at a time
 _LONGEST_LINE = 1 << 28
@@ -224,7 +222,7 @@ def _parsed_in_order(
 
 
 def _pointers_of(lengths: list[NDArray[Any]]) -> Any:
-    pointers = small_row_pointers(lengths)
+    pointers = row_pointers(lengths, None)
     lengths.clear()
     return pointers
 

@@ -15,10 +15,15 @@ from dismec.data.columns import label_names_of
 from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.mixed import check_features, is_parts
-from dismec.data.pair_weights import check_pair_weights, pairs_at
-from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
+from dismec.data.weights import (
+    RowWeights,
+    check_pair_weights,
+    check_row_weights,
+    kept_rows,
+    pairs_at,
+)
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.model.allowed import LabelsAllowed

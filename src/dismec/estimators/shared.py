@@ -16,8 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
 from dismec.data.matrices import check_Y
-from dismec.data.row_weights import RowWeights
 from dismec.data.types import RowsLike
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.model import Model

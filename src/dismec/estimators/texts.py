@@ -14,9 +14,9 @@ import scipy.sparse as sp
 from dismec.data.columns import text_column
 from dismec.data.counts import counted
 from dismec.data.mixed import is_parts, mixed_rows
-from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import Kind, Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
+from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.estimators.scorers import check_scorer
 from dismec.estimators.shared import Estimator, check_none_empty

@@ -9,24 +9,15 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from dismec.data.corpus import TextBatch, TextFormat, is_frame
+from dismec.data.corpus import TextBatch, Texts, is_frame
 from dismec.data.counts import counted
 from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
-from dismec.data.row_weights import RowWeights
-from dismec.data.texts import Texts
+from dismec.data.matrices import indicator_of
+from dismec.data.text_format import TextFormat
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
-
-__all__ = [
-    "Log",
-    "learn",
-    "logged",
-    "text_dataset",
-    "vocabulary_of",
-    "weighted_rows",
-    "weighted_text_dataset",
-]
 
 Log = Callable[[str], None]
 
@@ -38,44 +29,28 @@ def text_dataset(
     source: Any,
     *,
     fmt: TextFormat | None = None,
-    needs_labels: bool = True,
     threads: int | None = None,
-) -> Dataset:
+) -> tuple[Dataset, RowWeights | None]:
     """Convert texts to a dataset with a model's features and labels, in memory.
 
     `source` is as for `train_text`; `fmt` defaults to the one that the model was trained with.
-    Unknown label names become labels after those of the model.
+    Unknown label names become labels after those of the model. The weights are those of the
+    ``weight_column`` of `fmt`.
     """
-    return weighted_text_dataset(
-        model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
-    )[0]
-
-
-def weighted_text_dataset(
-    model: Any,
-    source: Any,
-    *,
-    fmt: TextFormat | None = None,
-    needs_labels: bool = True,
-    threads: int | None = None,
-) -> tuple[Dataset, RowWeights | None]:
-    """Like `text_dataset`, but also return the row weights from the ``weight_column`` of `fmt`."""
     vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
     else:
         source = detect(source)
         fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
-    texts = Texts.of(source, fmt, needs_labels=needs_labels)
-    return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
+    return weighted_rows(Texts.of(source, fmt), vocabulary, model.label_numbers, threads=threads)
 
 
 def vocabulary_of(model: Any) -> Vocabulary:
     """Return the vocabulary of a text model."""
     if model.vocabulary is None:
         raise DataError("the data are texts, but the model was trained on numeric features")
-    vocabulary: Vocabulary = model.vocabulary
-    return vocabulary
+    return model.vocabulary  # type: ignore[no-any-return]
 
 
 def weighted_rows(
@@ -92,27 +67,19 @@ def weighted_rows(
     known = dict(numbers)
     weights: list[float] | None = None
     rows: list[Any] = []
-    ids: list[int] = []
-    lengths = [0]
+    ids: list[list[int]] = []
     for batch in texts.read():
         if vocabulary is None:
             rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
         else:
             rows.append(vocabulary.rows(batch.texts, threads=threads))
-        for labels in batch.labels:
-            ids.extend(known.setdefault(name, len(known)) for name in labels)
-            lengths.append(len(labels))
+        ids += [[known.setdefault(name, len(known)) for name in row] for row in batch.labels]
         if batch.weights is not None:
             weights = [] if weights is None else weights
             weights.extend(batch.weights)
     if not rows:
         raise DataError(f"{texts.name}: no rows")
-    n_labels = 1 + max(known.values(), default=-1)
-    Y = sp.csr_array(
-        (np.ones(len(ids), np.uint8), np.array(ids, np.int32), np.cumsum(lengths)),
-        shape=(len(lengths) - 1, n_labels),
-    )
-    Y.sort_indices()
+    Y = indicator_of(ids, 1 + max(known.values(), default=-1))
     dataset = Dataset(
         TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
     )

@@ -15,8 +15,6 @@ from dismec.data.matrices import Rows, check_rows, csr_on
 from dismec.data.mixed import MixedArrays, MixedRows, arrays_of, check_features
 from dismec.errors import DataError, ModelError
 
-__all__ = ["Transform"]
-
 Floats = npt.NDArray[np.float32]
 _MOST_SCALE = 1e6
 _CHUNK_ROWS = 4096  # rows whose norms are computed in float64 at a time

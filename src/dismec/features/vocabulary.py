@@ -30,8 +30,6 @@ from dismec.data.matrices import csr_on, refuse_mask, row_pointers
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError
 
-__all__ = ["TextParams", "TextRows", "Vocabulary", "VocabularyBuilder"]
-
 T = TypeVar("T")
 
 _CHUNK = 1 << 18  # bytes of text per thread and step: their terms stay in the cache

@@ -31,18 +31,6 @@ import scipy.sparse as sp
 from dismec.measure import metrics
 from dismec.measure.metrics import Truth
 
-__all__ = [
-    "GROUPS",
-    "POINTS",
-    "by_group",
-    "by_label",
-    "describe_frequencies",
-    "frequency_groups",
-    "histogram",
-    "precision_of_guesses",
-    "spread_ranks",
-]
-
 POINTS = 200
 RARE = (1, 5, 10)
 
@@ -99,12 +87,12 @@ def by_group(
         for entry, value in zip(result, sums.tolist(), strict=True):
             entry[name] = 100 * value
 
-    gain = 1 / propensities
+    gain, total = 1 / propensities, metrics.evaluate(Y_true, top, ks, propensities)
     for k in ks:
         rows, places = np.nonzero(hits[:, :k])
         found = top[rows, places]
         gains = gain[found]
-        psp = metrics.psp_at_k(Y_true, top, propensities, k) / max(gains.sum(), 1e-300)
+        psp = total[f"PSP@{k}"] / 100 / max(gains.sum(), 1e-300)
         add_sums(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
         add_sums(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
         add_sums(f"PSP@{k}", gains * psp, found)

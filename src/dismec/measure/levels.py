@@ -24,10 +24,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.hierarchy import LabelTree
-from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.data.types import MatrixLike, WeightsLike
-
-__all__ = ["by_level", "by_node"]
+from dismec.data.weights import RowWeights, check_row_weights
 
 Counts = npt.NDArray[Any]  # int64, or float64 with row weights
 

@@ -31,7 +31,7 @@ the two sums, which gives more weight to rows with fewer than k labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,23 +41,10 @@ import scipy.sparse as sp
 
 from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.matrices import check_csr, indicator
-from dismec.data.row_weights import check_row_weights
 from dismec.data.targets import propensities as propensities_of
 from dismec.data.types import MatrixLike, WeightsLike
+from dismec.data.weights import check_row_weights
 from dismec.errors import DataError
-
-__all__ = [
-    "DRAWS",
-    "Truth",
-    "check_truth",
-    "difference",
-    "drawn",
-    "evaluate",
-    "hits",
-    "interval",
-    "psp_at_k",
-    "shares_of_rows",
-]
 
 DRAWS = 1000
 _MIDDLE = (2.5, 97.5)  # percent
@@ -116,20 +103,16 @@ def evaluate(
     """
     ks = check_ks(ks)
     judged = _judge(Y_true, top, max(ks), propensities, weights)
-    metrics = {"P": _precision, "nDCG": _ndcg}
-    if propensities is not None:
-        metrics |= {"PSP": _psp, "PSnDCG": _psndcg}
-    metrics |= {"R": _recall, "Coverage": _coverage}
-    result: dict[str, float] = {
-        f"{name}@{k}": 100.0 * metric(judged, k) for name, metric in metrics.items() for k in ks
-    }
+    of_rows = np.ones(len(judged.hits)) if judged.weights is None else judged.weights
+    result: dict[str, float] = {}
+    for name, (reached, attainable) in _shares(judged, ks).items():
+        most = float(of_rows @ attainable)
+        result[name] = 100.0 * float(of_rows @ reached) / most if most > 0 else 0.0
+    for k in ks:
+        found = np.unique(judged.top[:, :k][judged.hits[:, :k]])
+        result[f"Coverage@{k}"] = 100.0 * len(found) / max(judged.labels_true, 1)
     result["rows"] = len(judged.hits)
     return result
-
-
-def psp_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
-    """Compute PSP@k, between 0 and 1; arguments and errors are those of `evaluate`."""
-    return _psp(_judge(Y_true, top, k, propensities), k)
 
 
 def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -146,23 +129,11 @@ def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 def shares_of_rows(
     Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, tuple[Floats, Floats]]:
-    """Return numerators and denominators of P@k, nDCG@k and PSP@k per row.
+    """Return numerators and denominators of the metrics but Coverage@k, per row.
 
     A metric is Σ first / Σ second over rows. Arguments and errors are those of `evaluate`.
     """
-    judged = _judge(Y_true, top, max(ks), propensities)
-    assert judged.gains is not None
-    assert judged.best_gains is not None
-    ones = np.ones(len(judged.hits))
-    shares: dict[str, tuple[Floats, Floats]] = {}
-    for k in ks:
-        shares[f"P@{k}"] = np.count_nonzero(judged.hits[:, :k], axis=1) / k, ones
-    for k in ks:
-        shares[f"nDCG@{k}"] = _ndcg_of_rows(judged, k), ones
-    for k in ks:
-        gains, best = judged.gains[:, :k].sum(axis=1), judged.best_gains[:, :k].sum(axis=1)
-        shares[f"PSP@{k}"] = gains, best
-    return shares
+    return _shares(_judge(Y_true, top, max(ks), propensities), ks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,72 +175,33 @@ class _Judged:
     top: Ints  # (n_rows, depth); there are no hits below min(k, n_labels)
     hits: npt.NDArray[np.bool_]  # (n_rows, depth)
     n_true: Ints  # (n_rows,)
-    true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
+    labels_true: int  # in at least one row
     gains: Floats | None  # (n_rows, depth): 1/p for a hit, otherwise 0
     best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
     weights: Floats | None = None  # (n_rows,), above 0; None means all 1
 
 
-def _precision(judged: _Judged, k: int) -> float:
-    if judged.weights is not None:
-        return _mean(judged, np.count_nonzero(judged.hits[:, :k], axis=1) / k)
-    return float(np.count_nonzero(judged.hits[:, :k]) / (len(judged.hits) * k))
+def _shares(judged: _Judged, ks: Sequence[int]) -> dict[str, tuple[Floats, Floats]]:
+    """Return what each row has reached, and what it could reach at most, for each metric."""
+    ones = np.ones(len(judged.hits))
+    shares: dict[str, dict[str, tuple[Floats, Floats]]] = {}
 
+    def add(metric: str, k: int, reached: Floats, attainable: Floats) -> None:
+        shares.setdefault(metric, {})[f"{metric}@{k}"] = reached, attainable
 
-def _ndcg(judged: _Judged, k: int) -> float:
-    return _mean(judged, _ndcg_of_rows(judged, k))
-
-
-def _ndcg_of_rows(judged: _Judged, k: int) -> Floats:
-    discount = _discount(judged, k)
-    attainable = np.concatenate([[1.0], np.cumsum(discount)])  # no true label: 0/1
-    ideal = attainable[np.minimum(judged.n_true, len(discount))]
-    result: Floats = (judged.hits[:, :k] @ discount) / ideal
-    return result
-
-
-def _recall(judged: _Judged, k: int) -> float:
-    found = np.count_nonzero(judged.hits[:, :k], axis=1)
-    return _mean(judged, found / np.maximum(judged.n_true, 1))
-
-
-def _mean(judged: _Judged, of_rows: Floats) -> float:
-    return float(np.average(of_rows, weights=judged.weights))
-
-
-def _coverage(judged: _Judged, k: int) -> float:
-    found = np.zeros_like(judged.true_somewhere)
-    found[judged.top[:, :k][judged.hits[:, :k]]] = True
-    return int(found.sum()) / max(int(judged.true_somewhere.sum()), 1)
-
-
-def _psp(judged: _Judged, k: int) -> float:
-    return _ratio_of_sums(judged, np.ones_like(_discount(judged, k)))
-
-
-def _psndcg(judged: _Judged, k: int) -> float:
-    return _ratio_of_sums(judged, _discount(judged, k))
-
-
-def _ratio_of_sums(judged: _Judged, discount: Floats) -> float:
-    assert judged.gains is not None
-    assert judged.best_gains is not None
-    reached, attainable = (
-        float(_sum_of_rows(judged, gains[:, : len(discount)]) @ discount)
-        for gains in (judged.gains, judged.best_gains)
-    )
-    return reached / attainable if attainable > 0 else 0.0
-
-
-def _sum_of_rows(judged: _Judged, of_rows: Floats) -> Floats:
-    result: Floats = of_rows.sum(axis=0) if judged.weights is None else judged.weights @ of_rows
-    return result
-
-
-def _discount(judged: _Judged, k: int) -> Floats:
-    places = min(k, judged.hits.shape[1])
-    result: Floats = 1.0 / np.log2(np.arange(2.0, places + 2.0))
-    return result
+    for k in ks:
+        hits, places = judged.hits[:, :k], min(k, judged.hits.shape[1])
+        n_found = np.count_nonzero(hits, axis=1)
+        discount = 1.0 / np.log2(np.arange(2.0, places + 2.0))
+        ideal = np.concatenate([[1.0], np.cumsum(discount)])  # no true label: 0/1
+        add("P", k, n_found, k * ones)
+        add("nDCG", k, (hits @ discount) / ideal[np.minimum(judged.n_true, places)], ones)
+        if judged.gains is not None and judged.best_gains is not None:
+            gains, best = judged.gains[:, :k], judged.best_gains[:, :k]
+            add("PSP", k, gains.sum(axis=1), best.sum(axis=1))
+            add("PSnDCG", k, gains @ discount, best @ discount)
+        add("R", k, n_found / np.maximum(judged.n_true, 1), ones)
+    return {name: pair for pairs in shares.values() for name, pair in pairs.items()}
 
 
 def _judge(
@@ -305,15 +237,14 @@ def _judge(
         np.equal(true_keys[np.minimum(found, true_keys.size - 1)], keys, out=hits)
     hits &= places >= 0  # an empty place has the key of the previous row's last label
 
-    true_somewhere = np.zeros(n_labels, dtype=np.bool_)
-    true_somewhere[truth.indices] = True
     gains = best_gains = None
     if propensities is not None:
         inverse = 1.0 / _check_propensities(propensities, n_labels)
         gains = np.zeros(places.shape)
         gains[hits] = inverse[places[hits]]
         best_gains = _best_gains(truth, inverse, depth)
-    return _Judged(places, hits, n_true, true_somewhere, gains, best_gains, weights)
+    labels_true = len(np.unique(truth.indices))
+    return _Judged(places, hits, n_true, labels_true, gains, best_gains, weights)
 
 
 def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
@@ -386,7 +317,11 @@ def drawn(
     seed: int = 0,
 ) -> dict[str, Draws]:
     """Return P@k, nDCG@k and PSP@k in percent for each draw of the rows; see `evaluate`."""
-    shares = shares_of_rows(Y_true, top, propensities, ks)
+    shares = {
+        name: pair
+        for name, pair in shares_of_rows(Y_true, top, propensities, ks).items()
+        if name.startswith(("P@", "nDCG@", "PSP@"))
+    }
     parts = np.array([part for pair in shares.values() for part in pair])
     n_rows = parts.shape[1]
     sums = np.empty((draws, len(parts)))
@@ -406,8 +341,3 @@ def interval(values: Draws) -> tuple[float, float]:
     """Return the bounds of the middle 95 % of the values."""
     low, high = np.percentile(values, _MIDDLE)
     return float(low), float(high)
-
-
-def difference(one: Mapping[str, Draws], other: Mapping[str, Draws], name: str) -> Draws:
-    """Return a metric of one system minus that of another on the same draws."""
-    return one[name] - other[name]

@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.row_weights import RowWeights
+from dismec.data.weights import RowWeights
 from dismec.errors import DataError
 from dismec.measure.metrics import check_truth
-
-__all__ = ["expected_calibration_error", "f1_scores", "reliability"]
 
 
 def f1_scores(Y_true: Any, assigned: Any, weights: RowWeights | None = None) -> dict[str, float]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dismec.data.counts import check_ks
-from dismec.data.row_weights import check_row_weights
 from dismec.data.types import WeightsLike
+from dismec.data.weights import check_row_weights
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model.calibration import Calibration, logistic

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.corpus import TextFormat, read_texts
+from dismec.data.corpus import read_texts
 from dismec.data.counts import counted
 from dismec.data.dataset import load_data
 from dismec.data.matrices import without_unused
+from dismec.data.text_format import TextFormat
 from dismec.measure.breakdown import describe_frequencies, histogram
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished

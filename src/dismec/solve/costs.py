@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.row_weights import RowWeights
 from dismec.data.targets import propensities
+from dismec.data.weights import RowWeights
 
 __all__ = [
     "LARGEST_COST",

@@ -42,8 +42,7 @@ from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.data.matrices import csr_on
 from dismec.data.mixed import MixedRows
-from dismec.data.pair_weights import PairWeights
-from dismec.data.row_weights import RowWeights
+from dismec.data.weights import PairWeights, RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.costs import Costs, Weighting, split_weights

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dismec.data.counts import counted
 from dismec.data.matrices import check_csr
-from dismec.data.row_weights import RowWeights, check_row_weights
+from dismec.data.weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 from dismec.measure.metrics import hits
 from dismec.model.calibration import LEAST_SLOPE, Calibration, bend_terms, logistic, shared_curve

@@ -25,9 +25,9 @@ from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
 from dismec.data.mixed import check_features
-from dismec.data.row_weights import check_row_weights, kept_rows
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
+from dismec.data.weights import check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.dataset import fingerprint
 from dismec.data.files import StrPath
 from dismec.data.targets import matrix_of_labels
+from dismec.data.training_file import fingerprint
 from dismec.data.types import LabeledRows
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform

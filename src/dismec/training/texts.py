@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dismec.data.binary import XmcWriter
-from dismec.data.corpus import TextBatch, TextFormat
+from dismec.data.corpus import TextBatch, Texts
 from dismec.data.dataset import Dataset, load_data
 from dismec.data.mixed import mixed_rows
-from dismec.data.pair_weights import find_pairs, known_labels, pairs_at
-from dismec.data.row_weights import RowWeights, kept_rows
-from dismec.data.texts import Texts
-from dismec.data.training_file import TrainingData
+from dismec.data.text_format import TextFormat
+from dismec.data.training_file import TrainingData, XmcWriter
+from dismec.data.weights import RowWeights, find_pairs, kept_rows, known_labels, pairs_at
 from dismec.errors import DataError
 from dismec.features.text_rows import Log, learn, logged, weighted_rows
 from dismec.features.vocabulary import TextParams, Vocabulary

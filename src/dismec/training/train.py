@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dismec.cpu import thread_count
+from dismec.data.corpus import Texts
 from dismec.data.files import StrPath
-from dismec.data.texts import Texts
 from dismec.data.training_file import TrainingData
 from dismec.data.types import (
     LabeledRows,

@@ -1,10 +1,14 @@
-"""A matrix or a file of weights of (row, label) pairs → a matrix of the weights other than 1."""
+"""Weights of rows, and of (row, label) pairs: from a caller or a file → arrays.
+
+Rows have an array with one weight each; pairs a sparse matrix of the weights other than 1.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,21 +18,111 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.counts import counted
-from dismec.data.dataset import read_npz
-from dismec.data.files import StrPath
-from dismec.data.matrices import canonical, check_csr, csr_on, indicator
+from dismec.data.files import StrPath, decode_utf8, read_bytes
+from dismec.data.matrices import (
+    NPY_ERRORS,
+    canonical,
+    check_csr,
+    csr_on,
+    indicator,
+    read_npz,
+    refuse_mask,
+)
 from dismec.errors import DataError
 
-__all__ = [
-    "LARGEST_PAIR_WEIGHT",
-    "PairFile",
-    "PairWeights",
-    "check_pair_weights",
-    "find_pairs",
-    "known_labels",
-    "load_pair_weights",
-    "pairs_at",
-]
+RowWeights: TypeAlias = npt.NDArray[np.float64]
+
+_NPY = b"\x93NUMPY"  # how a .npy file starts
+
+
+def check_row_weights(
+    weights: Any, n_rows: int, name: str = "weights", *, of_file: bool = False
+) -> RowWeights:
+    """Check weights from a list, array, Series or column: one number of at least 0 per row.
+
+    Errors name the index of a row, or its number from 1 if the weights come from a file.
+
+    Raises
+    ------
+    DataError
+        If the number of rows differs, or a weight is not a number, negative or not finite.
+    """
+    refuse_mask(weights, name)
+    try:
+        found = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{name} must be numbers, one per row") from None
+    if found.ndim != 1:
+        raise DataError(f"{name} is {found.ndim}-d; expected one number per row")
+    if len(found) != n_rows:
+        raise DataError(f"{name}: {counted(len(found), 'number')} for {counted(n_rows, 'row')}")
+    at = "row {}" if of_file else "row index {}"
+    _check_numbers(found, lambda row: f"{name}: {at.format(row + of_file)}")
+    return found
+
+
+def load_row_weights(path: StrPath) -> RowWeights:
+    """Read weights from a file: text with one number per line, or a NumPy array (``.npy``).
+
+    Raises
+    ------
+    DataError
+        ``path:line: reason`` for anything but a number of at least 0.
+    """
+    content = read_bytes(path)
+    if content.startswith(_NPY):
+        return _loaded_array(path, content)
+    lines = decode_utf8(path, content).rstrip().split("\n")
+    try:
+        found = np.array(lines, dtype=np.float64)
+    except ValueError:
+        number, line = next((n, s) for n, s in enumerate(lines, 1) if not _parses(s))
+        raise DataError(f"{path}:{number}: {line[:40]!r} is not a number") from None
+    _check_numbers(found, lambda row: f"{path}:{row + 1}")
+    return found
+
+
+def _loaded_array(path: StrPath, content: bytes) -> RowWeights:
+    try:
+        array = np.load(io.BytesIO(content), allow_pickle=False)
+    except NPY_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not an array that can be read: {reason}") from None
+    return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path), of_file=True)
+
+
+def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None, RowWeights | None]:
+    """Return the rows with nonzero weight (None for all), and their weights (None if all are 1).
+
+    Rows with weight 0 are left out before anything is counted or learned.
+    """
+    if weights is None:
+        return None, None
+    keep = None
+    if not weights.all():
+        keep = np.flatnonzero(weights)
+        weights = weights[keep]
+        if not len(keep):
+            raise DataError("all weights are zero: there are no rows to train on")
+    return keep, None if (weights == 1).all() else weights
+
+
+def _check_numbers(weights: RowWeights, where: Callable[[int], str]) -> None:
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        row = int(wrong[0])
+        raise DataError(
+            f"{where(row)}: the weight is {weights[row]:g}; expected a finite number of at least 0"
+        )
+
+
+def _parses(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
 
 # float32 (n_rows, n_labels), canonical, with an entry per pair whose weight is not 1. Zeros are
 # stored, too.
@@ -76,14 +170,9 @@ class PairFile:
 
     def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
         """Return the label number of each pair."""
-        if names is None:
-            known = {label: _label_number(label, n_labels) for label in set(self.labels)}
-        else:
-            numbers: dict[str, int] = {}
-            for number, name in enumerate(names):
-                numbers.setdefault(name, number)
-            known = {label: numbers.get(label, -1) for label in set(self.labels)}
-        columns = np.array([known[label] for label in self.labels], np.int64)
+        labels = map(str, range(n_labels)) if names is None else names
+        numbers = {name: number for number, name in reversed(list(enumerate(labels)))}
+        columns = np.array([numbers.get(label, -1) for label in self.labels], np.int64)
         if len(unknown := np.flatnonzero(columns < 0)):
             label = self.labels[unknown[0]]
             raise self._error(unknown[0], f"the data have no label {label!r}")
@@ -105,17 +194,10 @@ def load_pair_weights(path: StrPath) -> PairFile:
         If a line is not a row, a label and a weight of at least 0; the message names the line.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_ZIP)) == _ZIP:
-                file.seek(0)
-                return PairFile(path, read_npz(path, file))
-            file.seek(0)
-            text = file.read().decode()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: neither lines of a row, a label and a weight nor .npz") from None
+    content = read_bytes(path)
+    if content.startswith(_ZIP):
+        return PairFile(path, read_npz(path, io.BytesIO(content)))
+    text = decode_utf8(path, content)
     lines, rows, labels, weights = [], [], [], []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -231,13 +313,6 @@ def _other_than_1(matrix: Any) -> PairWeights | None:
     before = np.concatenate([[0], np.cumsum(keep)])
     indptr, columns = before[matrix.indptr], matrix.indices[keep].astype(np.int32, copy=False)
     return csr_on(values[keep], columns, indptr, matrix.shape, canonical=True)
-
-
-def _label_number(label: str, n_labels: int) -> int:
-    """Return a label number, or −1 if the text is not one."""
-    if not re.fullmatch("[0-9]{1,20}", label):
-        return -1
-    return number if (number := int(label)) < n_labels else -1
 
 
 def _wrong_weight(weight: float) -> str:
