@@ -12,7 +12,7 @@ from dismec.compare.leml import LEML, RobustXML
 from dismec.compare.lpsr import LPSR
 from dismec.compare.pd_sparse import PDSparse
 from dismec.compare.sleec import SLEEC
-from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, main, size_on_disk
+from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, main
 from dismec.model.directory import write_hashed
 from dismec.model.model import Model
 from dismec.model.opening import open_model
@@ -47,7 +47,6 @@ def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
     return Trained(
         training,
         0.0,
-        size_on_disk(work.scratch),
         lambda rows: model.predict_topk(rows, K, threads=1),
         lambda result: result[0].tolist(),
         rankings=rankings,
@@ -63,7 +62,6 @@ def _baseline(make: Callable[..., Baseline], work: Assignment, **params: Any) ->
     return Trained(
         training,
         saving.seconds,
-        size_on_disk(work.scratch),
         lambda rows: fitted.predict_topk(rows, K),
         lambda result: result[0].tolist(),
     )
