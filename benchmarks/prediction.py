@@ -1,8 +1,8 @@
 """Prediction time, size and precision of models; exits with 1 if a bound is missed.
 
-Peers as in `training.py`, in the same run: every system trains once and predicts the test rows
-with one thread, all at once and one at a time (median), several times in turn with the others; the
-best run of each counts. Eurlex-4K has all systems; citeulike-t and generated data (10⁵ rows and
+Peers as in `training.py`, in the same run: the systems take turns, several times; each trains, and
+predicts the test rows with one thread, all at once and one at a time (median). The best run of each
+counts. Eurlex-4K has all systems; citeulike-t and generated data (10⁵ rows and
 features, 42 of them per row, 10⁴ labels) have dismec and PECOS XR-Linear. XR-Linear's model is
 loaded for prediction only, which is its fast path, with its default beam.
 
@@ -18,7 +18,6 @@ import argparse
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,11 @@ import numpy as np
 
 import data
 from dismec import Model, open_model, train
-from dismec.compare.process import SystemProcess
 from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from machine import print_heading
 from training import SYSTEMS as TRAINED
-from training import default_peers, first_report, prepare
+from training import default_peers, prepare, run
 
 DEPTHS = (1, 3, 5)
 XR_LINEAR = "xr-linear"
@@ -56,23 +54,18 @@ NEAR = {"float16": 0.05, "float8": 0.1}  # percent
 
 def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
     """Print the table of systems and return the bounds that were missed."""
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         _, truth = prepare(name, folder)
-        running = {}
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for system in SYSTEMS[name]:
-            process = SystemProcess(system, folder, threads=args.threads, python=python)
-            running[system] = stack.enter_context(closing(process))
-            runs[system] = [first_report(process)]
+        runs: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS[name]}
         for _ in range(args.repeats):
             for system, reports in runs.items():
-                reports.append(running[system].again())
+                reports.append(run(system, python, folder, args.threads))
     batch, single = (
         {system: min(r[what] for r in reports) for system, reports in runs.items()}
         for what in ("predict", "single")
     )
-    print(f"{name}: 1 thread, ms per row; best of {args.repeats + 1}")
+    print(f"{name}: 1 thread, ms per row; best of {args.repeats}")
     print(f"{'system':18} {'batch':>7} {'/ dismec':>9} {'one row':>8} {'/ dismec':>9}   P@1/3/5")
     for system, reports in runs.items():
         quality = evaluate(truth, np.array(reports[-1]["top"]), DEPTHS)

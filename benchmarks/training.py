@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ import numpy as np
 import scipy.sparse as sp
 
 import data
-from dismec.compare.comparison import write_rows
-from dismec.compare.process import SystemProcess, peers_python
-from dismec.data.dataset import Dataset, save_data
+from dismec.compare.comparison import Pair, write_rows
+from dismec.compare.process import peers_python, run_system
+from dismec.data.dataset import Dataset
 from dismec.features.transform import Transform
 from dismec.measure.metrics import evaluate
 from machine import print_heading
@@ -51,22 +50,15 @@ def default_peers() -> Path:
 def prepare(name: str, folder: Path) -> tuple[Dataset, Any]:
     """Write what the systems read; return the normalized training rows and the test labels."""
     train, test = data.load(name), data.load(name, "test")
-    normalized = write_rows(folder, train, test)
-    save_data(normalized, folder / "train.txt")
-    return normalized, test.Y
-
-
-def first_report(process: SystemProcess) -> dict[str, Any]:
-    """Return the report of a system; exit if it fails."""
-    report = process.report()
-    if "error" in report:
-        sys.exit(f"{process.system}: {report['error']}\n{process.output()}")
-    return report
+    return write_rows(folder, Pair(train, test)), test.Y
 
 
 def run(system: str, python: Path, folder: Path, threads: int) -> dict[str, Any]:
-    with closing(SystemProcess(system, folder, threads=threads, python=python)) as process:
-        return first_report(process)
+    """Return the report of a system; exit if it fails."""
+    report = run_system(system, folder, threads=threads, python=python)
+    if "error" in report:
+        sys.exit(f"{system}: {report['error']}")
+    return report
 
 
 def liblinear_seconds(dataset: Dataset, n_labels: int, seed: int) -> float:

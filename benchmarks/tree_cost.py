@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import data
-from dismec.compare.comparison import write_rows
+from dismec.compare.comparison import Pair, write_rows
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic import generate
 from dismec.measure.metrics import evaluate
@@ -42,7 +42,7 @@ def compare(name: str, train: Dataset, test: Dataset, args: argparse.Namespace) 
     python = args.peers_python or default_peers()
     reports: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
     with tempfile.TemporaryDirectory() as scratch:
-        write_rows(Path(scratch), train, test)
+        write_rows(Path(scratch), Pair(train, test))
         for _ in range(args.repeats):
             for system, done in reports.items():
                 done.append(run(system, python, Path(scratch), args.threads))

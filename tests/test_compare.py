@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from conftest import write_texts
 from dismec.cli import main
 from dismec.compare import comparison, process
 from dismec.compare.comparison import (
-    SYSTEMS,
     Comparison,
     Pair,
     aligned,
@@ -29,7 +27,7 @@ from dismec.compare.comparison import (
     pair_of_texts,
     write_rows,
 )
-from dismec.compare.process import SystemProcess
+from dismec.compare.process import run_system
 from dismec.data.corpus import Texts
 from dismec.data.dataset import save_data
 from dismec.errors import DataError, ModelError
@@ -59,7 +57,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def rows(pair, tmp_path):
-    write_rows(tmp_path, *aligned(pair))
+    write_rows(tmp_path, aligned(pair))
     return tmp_path
 
 
@@ -82,6 +80,15 @@ def fake_system(tmp_path, monkeypatch, body):
     monkeypatch.setattr(process.worker, "__file__", str(script))
 
 
+# A system that always predicts the same labels.
+QUICK = (
+    "import numpy as np\n"
+    "n = int(np.load(sys.argv[1] + '/test_X.npz')['shape'][0])\n"
+    "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
+    "  predict=1.0, single=1.0, rankings={}, top=[[0, 1, 2, 3, 4]] * n))\n"
+)
+
+
 def has_ended(pid, seconds=10):
     """Whether a process is gone, or ends within some seconds."""
     state = Path(f"/proc/{pid}/stat")
@@ -97,7 +104,7 @@ def has_ended(pid, seconds=10):
 
 class TestIntervals:
     def test_shares_of_rows_add_up_to_the_metrics(self, pair):
-        _, test = aligned(pair)
+        test = aligned(pair).test
         p = np.linspace(0.2, 0.9, test.Y.shape[1])
         top = np.argsort(np.random.default_rng(0).random((200, test.Y.shape[1])))[:, :5]
         expected = evaluate(test.Y, top, (1, 3, 5), p)
@@ -115,14 +122,14 @@ class TestIntervals:
         assert (high + low) / 2 == pytest.approx(100 * share, abs=0.3)
 
     def test_two_systems_see_the_same_draws(self, pair):
-        _, test = aligned(pair)
+        test = aligned(pair).test
         top = np.tile(np.arange(5), (200, 1))
         one, other = (metrics.drawn(test.Y, t, np.ones(test.Y.shape[1])) for t in (top, top.copy()))
         assert not (one["P@5"] - other["P@5"]).any()
         assert np.ptp(one["P@5"]) > 0
 
     def test_rows_drawn_in_parts_are_the_same(self, pair, monkeypatch):
-        _, test = aligned(pair)
+        test = aligned(pair).test
         args = test.Y, np.tile(np.arange(5), (200, 1)), np.ones(test.Y.shape[1])
         whole = metrics.drawn(*args, draws=20)
         monkeypatch.setattr(metrics, "_AT_A_TIME", 3 * 200)
@@ -132,12 +139,10 @@ class TestIntervals:
 
 class TestProcess:
     def test_dismec_reports_what_it_predicts_here(self, pair, rows, tmp_path):
-        with closing(SystemProcess("dismec", rows, threads=1)) as running:
-            report = running.report()
-            again = running.again()
-        train, test = aligned(pair)
+        report = run_system("dismec", rows, threads=1)
+        train, test, *_ = aligned(pair)
         model = dismec.train(train.X, train.Y, tmp_path / "model")
-        assert report["top"] == model.predict_topk(test.X, 5)[0].tolist() == again["top"]
+        assert report["top"] == model.predict_topk(test.X, 5)[0].tolist()
         size = sum(p.stat().st_size for p in (tmp_path / "model").rglob("*"))
         assert report["size"] == pytest.approx(size, abs=50)  # the manifest contains a time
         assert 0 < report["train"] < 60
@@ -146,8 +151,9 @@ class TestProcess:
         assert report["version"].startswith("dismec ")
 
     def test_a_missing_package_is_named(self, rows):
-        with closing(SystemProcess("xr-linear", rows, threads=1)) as running:
-            assert running.report() == {"error": "not installed: pip install libpecos"}
+        assert run_system("xr-linear", rows, threads=1) == {
+            "error": "not installed: pip install libpecos"
+        }
 
     def test_a_system_that_takes_too_long_is_ended_with_its_children(
         self, rows, tmp_path, monkeypatch
@@ -161,15 +167,15 @@ class TestProcess:
             "time.sleep(60)\n",
         )
         begin = time.monotonic()
-        with closing(SystemProcess("plt", rows, threads=1, limit=2)) as running:
-            assert running.report() == {"error": "did not finish within 2 s"}
+        assert run_system("plt", rows, threads=1, limit=2) == {"error": "did not finish within 2 s"}
         assert time.monotonic() - begin < 20
         assert has_ended(int((tmp_path / "pid").read_text()))
 
     def test_a_system_that_takes_too_much_memory_is_ended(self, rows, tmp_path, monkeypatch):
         fake_system(tmp_path, monkeypatch, "x = bytearray(400_000_000); time.sleep(60)\n")
-        with closing(SystemProcess("plt", rows, threads=1, memory=200_000_000)) as running:
-            assert running.report() == {"error": "used more than 0.2 GB of memory"}
+        assert run_system("plt", rows, threads=1, memory=200_000_000) == {
+            "error": "used more than 0.2 GB of memory"
+        }
 
     @pytest.mark.parametrize(
         ("body", "why"),
@@ -182,28 +188,25 @@ class TestProcess:
     )
     def test_the_exit_of_a_system_is_explained(self, rows, tmp_path, monkeypatch, body, why):
         fake_system(tmp_path, monkeypatch, body + "\n")
-        with closing(SystemProcess("plt", rows, threads=1)) as running:
-            assert running.report() == {"error": why}
+        assert run_system("plt", rows, threads=1) == {"error": why}
 
     def test_a_system_ends_with_its_parent(self, tmp_path):
         """A comparison that is killed during a training leaves no process behind."""
-        write_rows(tmp_path, *aligned(Pair(*dismec.generate(20_000, 20_000, 3000, test_rows=10))))
+        write_rows(tmp_path, Pair(*dismec.generate(20_000, 20_000, 3000, test_rows=10)))
         code = (
-            "import sys, time\nfrom pathlib import Path\n"
-            "from dismec.compare.process import SystemProcess\n"
-            f"p = SystemProcess('dismec-l1', Path({str(tmp_path)!r}), threads=1)\n"
-            "print(p._process.pid, flush=True)\ntime.sleep(60)\n"
+            "from pathlib import Path\nfrom dismec.compare.process import run_system\n"
+            f"run_system('dismec-l1', Path({str(tmp_path)!r}), threads=1)\n"
         )
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
-            child = int(parent.stdout.readline())
-            time.sleep(2)
+        with subprocess.Popen([sys.executable, "-c", code]) as parent:
+            time.sleep(3)
+            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text()
             parent.kill()
+        [child] = map(int, children.split())
         assert has_ended(child)
 
     def test_an_error_in_a_system_is_one_line(self, rows):
         (rows / "train_X.npz").write_bytes(b"not rows")
-        with closing(SystemProcess("dismec", rows, threads=1)) as running:
-            assert running.report()["error"].startswith("failed: ")
+        assert run_system("dismec", rows, threads=1)["error"].startswith("failed: ")
 
     def test_the_worker_needs_no_dismec(self, rows):
         """The environment of the peers has no dismec: only numpy and scipy are imported."""
@@ -254,23 +257,25 @@ class TestComparison:
         assert "leml: trained" in err
         assert json.loads(out)["systems"]["dismec"] == first
 
-    def test_other_data_starts_a_new_comparison(self, pair, files, tmp_path):
+    def test_other_data_starts_a_new_comparison(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
         other = Pair(pair.train, pair.test._replace(X=pair.test.X[:100], Y=pair.test.Y[:100]))
-        kept = Comparison(tmp_path)
+        kept = Comparison(tmp_path / "kept")
         for data in (pair, other):
             news = []
-            kept.run(data, ["dismec"], news.append)
-            assert len(news) == 1
+            kept.run(data, ["plt"], news.append)
+            assert news == ["plt: trained in 1.0 s"]
 
-    def test_a_truncated_report_is_measured_again(self, pair, tmp_path):
-        kept = Comparison(tmp_path)
-        kept.run(pair, ["dismec"])
-        [report] = tmp_path.rglob("dismec-0.json")
+    def test_a_truncated_report_is_measured_again(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
+        kept = Comparison(tmp_path / "kept")
+        kept.run(pair, ["plt"])
+        [report] = tmp_path.rglob("plt-0.json")
         report.write_text(report.read_text()[:50])
         news = []
-        found = kept.run(pair, ["dismec"], news.append)
-        assert len(news) == 1
-        assert found["systems"]["dismec"]["P@1"] > 0
+        found = kept.run(pair, ["plt"], news.append)
+        assert news == ["plt: trained in 1.0 s"]
+        assert found["systems"]["plt"]["P@1"] > 0
 
     def test_results_of_other_code_are_measured_again(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path)
@@ -282,14 +287,15 @@ class TestComparison:
         kept.run(pair, ["dismec"], news.append)
         assert news[1].startswith("dismec: trained in")
 
-    def test_two_runs_do_not_share_a_folder(self, pair, tmp_path):
-        kept = Comparison(tmp_path)
-        kept.run(pair, ["leml"])
-        [store] = tmp_path.iterdir()
+    def test_two_runs_do_not_share_a_folder(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
+        kept = Comparison(tmp_path / "kept")
+        kept.run(pair, ["plt"])
+        [store] = (tmp_path / "kept").iterdir()
         (store / "rows-left").mkdir()
         with locked(store), pytest.raises(ModelError, match="another process is writing to it"):
-            kept.run(pair, ["leml"])
-        kept.run(pair, ["leml"])
+            kept.run(pair, ["plt"])
+        kept.run(pair, ["plt"])
         assert not (store / "rows-left").exists()
 
     @pytest.mark.parametrize(
@@ -306,15 +312,12 @@ class TestComparison:
     def test_invalid_predictions_are_an_error_of_their_system(
         self, pair, tmp_path, monkeypatch, top, why
     ):
-        fake_system(
-            tmp_path,
-            monkeypatch,
-            "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
-            f"  predict=1.0, single=1.0, rankings={{}}, top={top}))\n",
-        )
-        found = Comparison(tmp_path / "kept").run(pair, ["leml", "plt"])
+        body = QUICK.replace("[[0, 1, 2, 3, 4]] * n", "top if sys.argv[2] == 'plt' else right")
+        right = "right = [[0, 1, 2, 3, 4]] * 200\n"
+        fake_system(tmp_path, monkeypatch, f"{right}top = {top}\n{body}")
+        found = Comparison(tmp_path / "kept").run(pair, ["plt", "bonsai"])
         assert found["systems"]["plt"]["error"].startswith(why)
-        assert found["systems"]["leml"]["P@1"] > 0
+        assert found["systems"]["bonsai"]["P@1"] > 0
 
     def test_a_failure_is_not_kept(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path / "kept")
@@ -336,7 +339,7 @@ class TestComparison:
         assert (tmp_path / "log").read_text() == "plt0 bonsai0 plt1 bonsai1 "
         entry = found["systems"]["plt"]
         assert entry["train_seconds"] == 1.0
-        Y = aligned(pair)[1].Y.toarray()
+        Y = aligned(pair).test.Y.toarray()
         assert entry["P@1"] == pytest.approx(50 * (Y[:, 0].mean() + Y[:, 1].mean()))
         assert entry["seed_deviation"]["P@1"] > 0
 
@@ -433,7 +436,7 @@ def test_every_system_can_be_run():
     from dismec.compare.ours import OURS
     from dismec.compare.worker import PEERS
 
-    assert {*SYSTEMS, *comparison.TUNED.values()} == {*OURS, *PEERS}
+    assert {*comparison._KNOWN} == {*OURS, *PEERS}
 
 
 def test_features_only_in_test_data_do_no_harm(pair, tmp_path):
@@ -443,10 +446,12 @@ def test_features_only_in_test_data_do_no_harm(pair, tmp_path):
     assert found["systems"]["dismec"]["P@1"] > 0
 
 
-def test_labels_without_training_rows_are_reported(pair, tmp_path):
+def test_labels_without_training_rows_are_reported(pair, tmp_path, monkeypatch):
+    fake_system(tmp_path, monkeypatch, QUICK)
     more = sp.hstack([pair.test.Y, np.ones((200, 1), np.uint8)]).tocsr()
     news = []
-    Comparison(tmp_path).run(Pair(pair.train, pair.test._replace(Y=more)), ["leml"], news.append)
+    kept = Comparison(tmp_path / "kept")
+    kept.run(Pair(pair.train, pair.test._replace(Y=more)), ["plt"], news.append)
     share = 200 / more.nnz
     assert any(line.startswith(f"{share:.1%} of the true labels") for line in news)
 
@@ -455,8 +460,5 @@ def test_words_that_look_like_labels_are_not_labels(tmp_path):
     texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
     source = Texts.of(pd.DataFrame(texts, columns=["text", "labels"]))
     pair = pair_of_texts(source, source)
-    from dismec.compare.comparison import RowFiles
-
-    files = RowFiles(tmp_path, *aligned(pair), pair)
-    files.write("fasttext")
+    write_rows(tmp_path, pair)
     assert (tmp_path / "train.ft").read_text() == "__label__0 a b\n__label__1 c d\n"

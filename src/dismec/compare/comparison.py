@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.compare.process import SystemProcess
+from dismec.compare.process import run_system
 from dismec.compare.worker import PEERS, K
 from dismec.cpu import kernels
 from dismec.data.corpus import TextBatch, Texts
@@ -39,10 +39,8 @@ from dismec.model.directory import locked
 __all__ = [
     "DEPTHS",
     "SYSTEMS",
-    "TUNED",
     "Comparison",
     "Pair",
-    "RowFiles",
     "aligned",
     "check_folder",
     "check_systems",
@@ -50,9 +48,10 @@ __all__ = [
     "write_rows",
 ]
 
-# In the order of the tables: ours, the paper's, current peers.
-SYSTEMS = (
+# In the order of the tables: ours, the paper's, current peers; tuned systems run only if asked for.
+_KNOWN = (
     "dismec",
+    "dismec-tuned",
     "dismec-refined",
     "dismec-calibrated",
     "dismec-auto",
@@ -64,29 +63,15 @@ SYSTEMS = (
     "lpsr-nb",
     "lpsr-ovr",
     "pd-sparse",
-    "plt",
-    "xr-linear",
-    "parabel",
-    "bonsai",
-    "liblinear",
-    "sklearn",
-    "fasttext",
+    *PEERS,
 )
-TUNED = {
-    "dismec": "dismec-tuned",
-    "plt": "plt-tuned",
-    "xr-linear": "xr-linear-tuned",
-    "fasttext": "fasttext-tuned",
-}
+SYSTEMS = tuple(name for name in _KNOWN if not name.endswith("-tuned"))
 DEPTHS = (1, 3, 5)
-_METRICS = ("P", "nDCG", "PSP")
+_METRICS = tuple(f"{metric}@{k}" for metric in ("P", "nDCG", "PSP") for k in DEPTHS)
 assert max(DEPTHS) <= K
 
 _STORE = re.compile("[0-9a-f]{16}")  # name of the folder of one comparison
 _ROWS = "rows-"  # prefix of folders with data for systems
-
-_READ_TEXT = ("parabel", "bonsai")
-_READ_LINES = ("fasttext", "fasttext-tuned")
 
 Log = Callable[[str], None]
 
@@ -94,20 +79,12 @@ Log = Callable[[str], None]
 def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
     """Return the systems to run in table order; raise `DataError` for an unknown name."""
     asked = {name for name in names if name}
-    known = (*SYSTEMS, *TUNED.values())
-    unknown = sorted(asked - {*known})
+    unknown = sorted(asked - {*_KNOWN})
     if unknown:
-        raise DataError(f"unknown system {unknown[0]!r}; expected one of {', '.join(known)}")
+        raise DataError(f"unknown system {unknown[0]!r}; expected one of {', '.join(_KNOWN)}")
     if not asked:
-        raise DataError(f"no systems given; choose from {', '.join(known)}")
-    result = []
-    for name in SYSTEMS:
-        if name in asked:
-            result.append(name)
-        more = TUNED.get(name)
-        if more and (more in asked or (tuned and name in asked)):
-            result.append(more)
-    return result
+        raise DataError(f"no systems given; choose from {', '.join(_KNOWN)}")
+    return [n for n in _KNOWN if n in asked or (tuned and n.removesuffix("-tuned") in asked)]
 
 
 def check_folder(folder: Path) -> None:
@@ -168,27 +145,33 @@ class Comparison:
             ``docs/howto/comparing.md``.
         """
         check_systems(systems, tuned=False)
-        train, test = aligned(pair)
-        store = self.folder / self._digest(pair, train, test)
+        pair = aligned(pair)
+        train, test = pair.train, pair.test
+        store = self.folder / self._digest(pair)
         store.mkdir(parents=True, exist_ok=True)
-        truth = _truth_of(train, test, log)
+        counts = np.bincount(train.Y.indices, minlength=train.Y.shape[1])
+        truth = Truth.align(test.Y, counts, train.Y.shape[0])
+        unknown = truth.label_counts[truth.Y.indices] == 0
+        if log and unknown.any():
+            log(
+                f"{unknown.mean():.1%} of the true labels of test rows have no training rows: "
+                "every system misses them"
+            )
         reports: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         with locked(store), tempfile.TemporaryDirectory(dir=store, prefix=_ROWS) as scratch:
             for left in store.glob(f"{_ROWS}*"):  # left by a killed run
                 if left.name != Path(scratch).name:
                     rmtree(left, ignore_errors=True)
-            rows = RowFiles(Path(scratch), train, test, pair)
             for seed in range(self.seeds):
                 for name in systems:
-                    reports[name].append(self._report(store, rows, name, seed, log))
-        judged = _Evaluator(truth, train.Y.shape[1])
+                    reports[name].append(self._report(Path(scratch), pair, name, seed, log))
         found = {}
         for name in systems:
             try:
-                found[name] = judged.summary(reports[name])
+                found[name] = _summary(reports[name], truth, train.Y.shape[1])
             except DataError as error:  # for example a label predicted twice
                 found[name] = {"error": f"invalid predictions: {error}"}
-        judged.compare(found)
+        _add_differences(found)
         return {
             "data": {
                 "rows": train.X.shape[0],
@@ -201,10 +184,10 @@ class Comparison:
             "systems": found,
         }
 
-    def _digest(self, pair: Pair, train: Dataset, test: Dataset) -> str:
+    def _digest(self, pair: Pair) -> str:
         """Return a digest that identifies the comparison."""
         digest = hashlib.sha256(f"{self.threads} {pair.tfidf}".encode())
-        for part in (train, test):
+        for part in (pair.train, pair.test):
             digest.update(fingerprint(part.X, part.Y).encode())
         for texts in pair.texts or ():
             for batch in texts.read():
@@ -212,30 +195,30 @@ class Comparison:
         return digest.hexdigest()[:16]
 
     def _report(
-        self, store: Path, rows: RowFiles, name: str, seed: int, log: Log | None
+        self, scratch: Path, pair: Pair, name: str, seed: int, log: Log | None
     ) -> dict[str, Any]:
         """Return the report of a system, or the one stored by an earlier run of the same code."""
-        kept = store / f"{name}-{seed}.json"
+        kept = scratch.parent / f"{name}-{seed}.json"
         code = str(self.python or sys.executable) if name in PEERS else _code_digest()
+        n_rows = pair.test.X.shape[0]
         with suppress(OSError, ValueError, AttributeError):  # missing or truncated
             report: dict[str, Any] = json.loads(kept.read_text("utf-8"))
-            if report["code"] == code and _is_whole(report, rows.n_test_rows):
+            if report["code"] == code and _is_whole(report, n_rows):
                 if log:
                     log(f"{name}: reusing the result of {report['date']}")
                 return report
-        rows.write(name)
-        process = SystemProcess(
+        if not any(scratch.iterdir()):
+            write_rows(scratch, pair)
+        report = run_system(
             name,
-            rows.folder,
+            scratch,
             threads=self.threads,
             seed=seed,
             python=self.python,
             limit=self.limit,
             memory=self.memory,
         )
-        with closing(process):
-            report = process.report()
-        if "error" not in report and not _is_whole(report, rows.n_test_rows):
+        if "error" not in report and not _is_whole(report, n_rows):
             report = {"error": "predictions do not match the test rows"}
         if "error" not in report:
             report |= {"code": code, "date": f"{datetime.now():%Y-%m-%d %H:%M}"}
@@ -245,19 +228,6 @@ class Comparison:
             message = report.get("error") or f"trained in {report['train']:.1f} s"
             log(f"{name}: {message}")
         return report
-
-
-def _truth_of(train: Dataset, test: Dataset, log: Log | None) -> Truth:
-    """Return the true labels of the test rows; log how many of them no system can find."""
-    counts = np.bincount(train.Y.indices, minlength=train.Y.shape[1])
-    truth = Truth.align(test.Y, counts, train.Y.shape[0])
-    unknown = truth.label_counts[truth.Y.indices] == 0
-    if log and unknown.any():
-        log(
-            f"{unknown.mean():.1%} of the true labels of test rows have no training rows: every "
-            "system misses them"
-        )
-    return truth
 
 
 def _is_whole(report: Mapping[str, Any], n_rows: int) -> bool:
@@ -278,73 +248,61 @@ def _code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-class _Evaluator:
-    """Turns reports into metrics."""
-
-    def __init__(self, truth: Truth, n_labels: int) -> None:
-        self._truth, self._n_labels = truth, n_labels
-        self._draws: dict[str, Mapping[str, npt.NDArray[np.float64]]] = {}
-
-    def summary(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Summarize several training runs of a system; {"error": …} if one of them failed."""
-        failed = next((report["error"] for report in reports if "error" in report), None)
-        if failed is not None:
-            return {"error": failed}
-        found: dict[str, Any] = {
-            "train_seconds": min(r["train"] for r in reports),
-            "save_seconds": min(r["save"] for r in reports),
-            "cpu_seconds": min(r["cpu"] for r in reports),
-            "peak_bytes": min(r["peak"] for r in reports),
-            "model_bytes": reports[0]["size"],
-            "version": reports[0]["version"],
-            "note": reports[0]["note"],
-        }
-        if "top" not in reports[0]:
-            return found
-        found["predict_ms"] = 1e3 * min(r["predict"] for r in reports)
-        found["single_ms"] = 1e3 * min(r["single"] for r in reports)
-        tops = [self._checked(r["top"]) for r in reports]
-        metrics = [self._truth.metrics(top, DEPTHS) for top in tops]
-        names = [f"{metric}@{k}" for metric in _METRICS for k in DEPTHS]
-        found |= {name: float(np.mean([m[name] for m in metrics])) for name in names}
-        if len(reports) > 1:
-            found["seed_deviation"] = {
-                name: float(np.std([m[name] for m in metrics], ddof=1)) for name in names
-            }
-        draws = [drawn(self._truth.Y, top, self._truth.propensities, DEPTHS) for top in tops]
-        mean = {name: np.mean([d[name] for d in draws], axis=0) for name in names}
-        found["draws"] = mean  # removed by `compare`
-        found["intervals"] = {name: list(interval(mean[name])) for name in names}
-        truth = self._truth
-        groups = by_group(truth.Y, tops[0], truth.label_counts, truth.propensities, DEPTHS)
-        found["groups"] = [
-            {key: group[key] for key in ("frequency", "labels", *(f"P@{k}" for k in DEPTHS),
-                                         *(f"R@{k}" for k in DEPTHS))}
-            for group in groups
-        ]  # fmt: skip
-        found["rankings"] = {
-            ranking: {
-                name: truth.metrics(self._checked(top), DEPTHS)[name]
-                for name in (f"{metric}@{k}" for metric in _METRICS for k in DEPTHS)
-            }
-            for ranking, top in reports[0]["rankings"].items()
-        }
+def _summary(reports: Sequence[Mapping[str, Any]], truth: Truth, n_labels: int) -> dict[str, Any]:
+    """Summarize several training runs of a system; {"error": …} if one of them failed."""
+    for report in reports:
+        if "error" in report:
+            return {"error": report["error"]}
+    first = reports[0]
+    found: dict[str, Any] = {
+        "train_seconds": min(r["train"] for r in reports),
+        "save_seconds": min(r["save"] for r in reports),
+        "cpu_seconds": min(r["cpu"] for r in reports),
+        "peak_bytes": min(r["peak"] for r in reports),
+        "model_bytes": first["size"],
+        "version": first["version"],
+        "note": first["note"],
+    }
+    if "top" not in first:
         return found
+    found["predict_ms"] = 1e3 * min(r["predict"] for r in reports)
+    found["single_ms"] = 1e3 * min(r["single"] for r in reports)
 
-    def compare(self, found: dict[str, dict[str, Any]]) -> None:
-        """Add the difference between each system and dismec, with paired intervals."""
-        draws = {name: entry.pop("draws") for name, entry in found.items() if "draws" in entry}
-        for name, own in draws.items():
-            if name != "dismec" and "dismec" in draws:
-                found[name]["minus_dismec"] = {
-                    metric: list(interval(own[metric] - draws["dismec"][metric])) for metric in own
-                }
-
-    def _checked(self, top: Any) -> npt.NDArray[np.int32]:
-        """Return the labels of a report; a system may predict labels that do not exist."""
+    def labels_of(top: Any) -> npt.NDArray[np.int32]:
         labels = np.asarray(top, np.int32)
-        labels[(labels < 0) | (labels >= self._n_labels)] = -1
+        labels[(labels < 0) | (labels >= n_labels)] = -1  # a label that does not exist
         return labels
+
+    def metrics_of(top: npt.NDArray[np.int32]) -> dict[str, float]:
+        metrics = truth.metrics(top, DEPTHS)
+        return {name: metrics[name] for name in _METRICS}
+
+    tops = [labels_of(r["top"]) for r in reports]
+    metrics = [metrics_of(top) for top in tops]
+    found |= {name: float(np.mean([m[name] for m in metrics])) for name in _METRICS}
+    if len(reports) > 1:
+        found["seed_deviation"] = {
+            name: float(np.std([m[name] for m in metrics], ddof=1)) for name in _METRICS
+        }
+    draws = [drawn(truth.Y, top, truth.propensities, DEPTHS) for top in tops]
+    # Removed by `_add_differences`.
+    found["draws"] = {name: np.mean([d[name] for d in draws], axis=0) for name in _METRICS}
+    found["intervals"] = {name: list(interval(d)) for name, d in found["draws"].items()}
+    found["groups"] = by_group(truth.Y, tops[0], truth.label_counts, truth.propensities, DEPTHS)
+    found["rankings"] = {
+        ranking: metrics_of(labels_of(top)) for ranking, top in first["rankings"].items()
+    }
+    return found
+
+
+def _add_differences(found: dict[str, dict[str, Any]]) -> None:
+    """Add the difference between each system and dismec, with paired intervals."""
+    draws = {name: entry.pop("draws") for name, entry in found.items() if "draws" in entry}
+    for name, own in draws.items():
+        if name != "dismec" and "dismec" in draws:
+            found[name]["minus_dismec"] = {
+                metric: list(interval(own[metric] - draws["dismec"][metric])) for metric in own
+            }
 
 
 class Pair(NamedTuple):
@@ -364,55 +322,35 @@ def pair_of_texts(train: Texts, test: Texts, *, threads: int | None = None) -> P
     return Pair(parts[0], parts[1], (train, test), tfidf=True)
 
 
-def aligned(pair: Pair) -> tuple[Dataset, Dataset]:
-    """Return the training and test data, checked, with the same columns."""
-    X, X_test = check_X(pair.train.X), check_X(pair.test.X)
-    if X.shape[0] == 0 or X_test.shape[0] == 0:
+def aligned(pair: Pair) -> Pair:
+    """Return the same data, checked, with the same columns."""
+    rows = [check_X(part.X) for part in (pair.train, pair.test)]
+    if not all(X.shape[0] for X in rows):
         raise DataError("no rows to compare systems on")
-    n_features = max(X.shape[1], X_test.shape[1])
-    Y, Y_test = (
-        check_Y(part.Y, rows.shape[0]) for part, rows in ((pair.train, X), (pair.test, X_test))
+    n_features = max(X.shape[1] for X in rows)
+    train, test = (
+        Dataset(check_X(X, n_features), check_Y(part.Y, X.shape[0]), part.names)
+        for part, X in zip((pair.train, pair.test), rows, strict=True)
     )
-    if not Y.nnz:
-        raise DataError("no training row has a label")
-    if not Y_test.nnz:
-        raise DataError("no test row has a label")
-    return (
-        Dataset(check_X(X, n_features), Y, pair.train.names),
-        Dataset(check_X(X_test, n_features), Y_test, pair.test.names),
-    )
+    for part, what in ((train, "training"), (test, "test")):
+        if not part.Y.nnz:
+            raise DataError(f"no {what} row has a label")
+    return pair._replace(train=train, test=test)
 
 
-class RowFiles:
-    """The files that `dismec.compare.worker` reads, written when the first system needs them."""
-
-    def __init__(self, folder: Path, train: Dataset, test: Dataset, pair: Pair) -> None:
-        self.folder = folder
-        self._train, self._test, self._pair = train, test, pair
-        self._normal: Dataset | None = None
-        self.n_test_rows = test.X.shape[0]
-
-    def write(self, system: str) -> None:
-        """Write the files that a system reads."""
-        if self._normal is None:
-            self._normal = write_rows(self.folder, self._train, self._test, self._pair.tfidf)
-        if system in _READ_TEXT and not (self.folder / "train.txt").exists():
-            save_data(self._normal, self.folder / "train.txt")
-        if system in _READ_LINES and self._pair.texts:
-            for part, texts, Y in zip(
-                ("train", "test"), self._pair.texts, (self._train.Y, self._test.Y), strict=True
-            ):
-                _write_lines(self.folder / f"{part}.ft", texts.read(), Y)
-
-
-def write_rows(folder: Path, train: Dataset, test: Dataset, tfidf: bool = False) -> Dataset:
-    """Write normalized rows of both parts; return the training part."""
-    transform = Transform.fit(train.X, tfidf=tfidf, bias=0)
+def write_rows(folder: Path, pair: Pair) -> Dataset:
+    """Write the files that `dismec.compare.worker` reads; return the normalized training rows."""
+    train, test = pair.train, pair.test
+    transform = Transform.fit(train.X, tfidf=pair.tfidf, bias=0)
     rows, test_rows = (transform.apply(part.X)[:, :-1] for part in (train, test))
-    for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
+    for name, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
         whole: Any = sp.csr_matrix(matrix)
-        sp.save_npz(folder / f"{part}.npz", whole, compressed=False)
-    return Dataset(rows, train.Y)
+        sp.save_npz(folder / f"{name}.npz", whole, compressed=False)
+    normalized = Dataset(rows, train.Y)
+    save_data(normalized, folder / "train.txt")
+    for name, texts, part in zip(("train", "test"), pair.texts or (), (train, test), strict=False):
+        _write_lines(folder / f"{name}.ft", texts.read(), part.Y)
+    return normalized
 
 
 def _write_lines(path: Path, batches: Iterable[TextBatch], Y: Any) -> None:

@@ -8,8 +8,7 @@ The folder holds train_X.npz, train_Y.npz and test_X.npz with normalized rows; t
 as XMC text; and for texts train.ft and test.ft, one text per line, with label numbers. Timed are
 training, from loaded data to a usable model; writing the model to disk, unless this is part of
 training (as in dismec and napkinXC); and prediction with one thread, of all test rows at once and
-one row at a time. Each line of standard input requests another timing of prediction, so systems can
-take turns. A report is a line of JSON on standard output.
+one row at a time. The report is a line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -23,16 +22,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import packages_distributions, version
-from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main", "size_on_disk"]
+__all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main"]
 
 K = 5
 _BATCHES, _SINGLE_ROWS = 3, 300
@@ -73,7 +70,6 @@ class Trained(NamedTuple):
 
     training: Stopwatch
     saving: float  # additional seconds for saving
-    size: int | None  # bytes of the model on disk
     predict: Callable[[Any], Any] | None  # the best K labels of rows; None if it cannot predict
     labels: Callable[[Any], Sequence[Any]] = list
     rows: Callable[[Any], Any] = lambda X: X  # converts rows for the system; not timed
@@ -112,8 +108,7 @@ def xr_linear(work: Assignment, trees: int = 1, splits: int = 16, **params: Any)
     def best(row: Any) -> list[int]:
         return row.indices[np.argsort(-row.data, kind="stable")].tolist()  # type: ignore[no-any-return]
 
-    size = size_on_disk(work.scratch)
-    return Trained(training, saving.seconds, size, scores, lambda found: list(map(best, found)))
+    return Trained(training, saving.seconds, scores, lambda found: list(map(best, found)))
 
 
 def plt(work: Assignment, **params: Any) -> Trained:
@@ -125,8 +120,7 @@ def plt(work: Assignment, **params: Any) -> Trained:
         PLT(scratch, threads=work.threads, seed=work.seed, **params).fit(work.X, work.Y)
     model = PLT(scratch, threads=1, **params)
     model.load()
-    size = size_on_disk(work.scratch)
-    return Trained(training, 0.0, size, lambda rows: model.predict(rows, top_k=K))
+    return Trained(training, 0.0, lambda rows: model.predict(rows, top_k=K))
 
 
 def parabel(work: Assignment, **params: Any) -> Trained:
@@ -150,7 +144,6 @@ def parabel(work: Assignment, **params: Any) -> Trained:
     return Trained(
         training,
         saving.seconds,
-        size_on_disk(work.scratch),
         lambda rows: [model.predict(row, top_k=K) for row in rows],
         lambda found: [[label for label, _ in row] for row in found],
         lambda X: [list(zip(r.indices.tolist(), r.data.tolist(), strict=True)) for r in X],
@@ -179,7 +172,7 @@ def liblinear(work: Assignment) -> Trained:
     factor = len(ranked) / max(len(sample), 1)
     training.cpu, training.seconds = training.cpu * factor, training.seconds * factor / work.threads
     note = f"time on {work.threads} cores, extrapolated from {len(sample)} of {len(ranked)} labels"
-    return Trained(training, 0.0, None, None, note=note)
+    return Trained(training, 0.0, None, note=note)
 
 
 def sklearn(work: Assignment) -> Trained:
@@ -205,7 +198,7 @@ def sklearn(work: Assignment) -> Trained:
         order = np.argsort(-np.take_along_axis(scores, top, axis=1), axis=1, kind="stable")
         return trained[np.take_along_axis(top, order, axis=1)]
 
-    return Trained(training, saving.seconds, size_on_disk(work.scratch), best)
+    return Trained(training, saving.seconds, best)
 
 
 def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trained:
@@ -223,7 +216,6 @@ def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trai
     return Trained(
         training,
         saving.seconds,
-        size_on_disk(work.scratch),
         lambda texts: model.predict(texts, k=K)[0],
         lambda found: [[int(name.removeprefix("__label__")) for name in row] for row in found],
         texts=True,
@@ -264,10 +256,10 @@ _TUNED_PLT = partial(plt, liblinear_c=12, arity=16, kmeans_balanced=False, ensem
 _BONSAI = partial(parabel, cluster_k=100, cluster_balanced=False, max_depth=3)
 
 PEERS = {
-    "xr-linear": System(xr_linear, "libpecos", "pecos"),
-    "xr-linear-tuned": System(_TUNED_XR_LINEAR, "libpecos", "pecos"),
     "plt": System(plt, "napkinxc", "napkinxc"),
     "plt-tuned": System(_TUNED_PLT, "napkinxc", "napkinxc"),
+    "xr-linear": System(xr_linear, "libpecos", "pecos"),
+    "xr-linear-tuned": System(_TUNED_XR_LINEAR, "libpecos", "pecos"),
     "parabel": System(parabel, "omikuji", "omikuji"),
     "bonsai": System(_BONSAI, "omikuji", "omikuji"),
     "liblinear": System(liblinear, "liblinear-official", "liblinear"),
@@ -275,11 +267,6 @@ PEERS = {
     "fasttext": System(fasttext, "fasttext-wheel", "fasttext"),
     "fasttext-tuned": System(tuned_fasttext, "fasttext-wheel", "fasttext"),
 }
-
-
-def size_on_disk(folder: Path) -> int:
-    """Return the total size of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _peak_bytes() -> int:
@@ -310,52 +297,50 @@ def _filled(top: Sequence[Any]) -> list[list[int]]:
     return [([int(label) for label in row] + [-1] * K)[:K] for row in top]
 
 
-def _listen(requests: SimpleQueue[str]) -> None:
-    """Pass on requests; exit when the parent process ends."""
-    for line in sys.stdin:
-        requests.put(line)
+def _end_with_parent() -> None:
+    """Exit when the parent process ends, which closes standard input."""
+    os.read(0, 1)
     os._exit(0)
 
 
-def _report(trained: Trained, X: Any, folder: Path, requests: SimpleQueue[str]) -> Any:
-    """Write a report at once, and another one per request."""
+def _report(trained: Trained, X: Any, work: Assignment) -> dict[str, Any]:
+    """Time the predictions of a model; return them with the cost of training."""
     facts: dict[str, Any] = {
         "train": trained.training.seconds,
         "cpu": trained.training.cpu,
         "save": trained.saving,
         "peak": trained.training.peak,
-        "size": trained.size,
         "note": trained.note,
     }
     predict = trained.predict
     if predict is None:
-        yield facts
-        return
+        return facts | {"size": None}
+    files = [path for path in work.scratch.rglob("*") if path.is_file()]
     if trained.texts:
-        lines = (folder / "test.ft").read_text("utf-8").split("\n")[: X.shape[0]]
+        lines = (work.folder / "test.ft").read_text("utf-8").split("\n")[: X.shape[0]]
         texts = [" ".join(w for w in line.split(" ") if w[:9] != "__label__") for line in lines]
         rows: Any = texts
         single = [[text] for text in texts[:_SINGLE_ROWS]]
     else:
         rows = trained.rows(X)
         single = [trained.rows(X[i]) for i in range(min(_SINGLE_ROWS, X.shape[0]))]
-    for _ in chain([""], iter(requests.get, None)):
-        with Stopwatch() as watch:
-            found = predict(rows)
-        batch = [watch.seconds]
-        if batch[0] < _SECONDS / _BATCHES:
-            batch += [_seconds(predict, rows) for _ in range(_BATCHES - 1)]
-        alone = [_seconds(predict, row) for row in single[:10]]
-        if sum(alone) < _SECONDS / 10:
-            alone += [_seconds(predict, row) for row in single[10:]]
-        yield facts | {
-            "predict": min(batch) / X.shape[0],
-            "single": float(np.median(alone)),
-            "top": _filled(trained.labels(found)),
-            "rankings": {
-                name: _filled(trained.labels(rank(rows))) for name, rank in trained.rankings.items()
-            },
-        }
+    with Stopwatch() as watch:
+        found = predict(rows)
+    batch = [watch.seconds]
+    if batch[0] < _SECONDS / _BATCHES:
+        batch += [_seconds(predict, rows) for _ in range(_BATCHES - 1)]
+    alone = [_seconds(predict, row) for row in single[:10]]
+    if sum(alone) < _SECONDS / 10:
+        alone += [_seconds(predict, row) for row in single[10:]]
+    return facts | {
+        "size": sum(path.stat().st_size for path in files),
+        "predict": min(batch) / X.shape[0],
+        "single": float(np.median(alone)),
+        "top": _filled(trained.labels(found)),
+        "rankings": {
+            name: _filled(trained.labels(rank(rows))) for name, rank in trained.rankings.items()
+        },
+    }
 
 
 def main(systems: Mapping[str, System]) -> None:
@@ -366,8 +351,7 @@ def main(systems: Mapping[str, System]) -> None:
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of systems goes to standard error
-    requests: SimpleQueue[str] = SimpleQueue()
-    Thread(target=_listen, args=(requests,), daemon=True).start()
+    Thread(target=_end_with_parent, daemon=True).start()
 
     def send(report: dict[str, Any]) -> None:
         print(json.dumps(report), file=reports, flush=True)
@@ -380,10 +364,11 @@ def main(systems: Mapping[str, System]) -> None:
             for part in ("train_X", "train_Y", "test_X")
         )
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            trained = run(Assignment(X, Y, folder, Path(scratch), threads, seed))
-            for report in _report(trained, X_test, folder, requests):
-                installed = packages_distributions().get(module, [package])[0]
-                send(report | {"version": f"{installed} {version(installed)}"})
+            work = Assignment(X, Y, folder, Path(scratch), threads, seed)
+            report = _report(run(work), X_test, work)
+        installed = packages_distributions().get(module, [package])[0]
+        send(report | {"version": f"{installed} {version(installed)}"})
+        os._exit(0)  # some libraries hang or crash at the end of a process
     except UnfitError as error:
         send({"error": str(error)})
     except MemoryError:
