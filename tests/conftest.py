@@ -18,9 +18,9 @@ from hypothesis import settings
 from dismec import TrainingParams, evaluate, load_data, train, train_text
 from dismec.features.transform import Transform
 
-# No deadline: how long an example takes depends on the machine. "quick" is for `make quick`.
+# No deadline: how long an example takes depends on the machine. "few" is for wheels and emulation.
 settings.register_profile("default", deadline=None)
-settings.register_profile("quick", max_examples=15, deadline=None)
+settings.register_profile("few", max_examples=15, deadline=None)
 settings.load_profile("default")
 
 

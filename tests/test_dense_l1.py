@@ -103,7 +103,6 @@ def test_delta_drops_weights_of_sparse_features_only():
     assert 0 < dense[dense > 0].min() < 0.5
 
 
-@pytest.mark.unhurried
 def test_rows_read_in_place_and_groups_of_many_rows_are_solved():
     rng = np.random.default_rng(0)
     _, E, Y = dense_problem(rows=120, features=5, labels=4)

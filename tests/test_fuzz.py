@@ -30,7 +30,6 @@ from fuzz.targets import Workshop
 SCRIPT = Path(__file__).parent / "fuzz" / "run.py"
 
 
-@pytest.mark.unhurried
 def test_no_bomb_and_none_of_many_mutated_inputs_shows_a_fault(tmp_path):
     command = [SCRIPT, "--inputs", "800", "--seed", "1", "--faults", tmp_path / "faults"]
     done = subprocess.run(

@@ -143,7 +143,6 @@ def test_models_have_few_weights(problem_data):
     assert sparse.weights.nnz < 0.5 * dense.weights.nnz
 
 
-@pytest.mark.unhurried
 def test_working_sets_too_large_to_copy_are_solved_in_place():
     X, Y = random_problem(rows=14_000, features=400, labels=6, density=0.15, seed=3)
     for transform in ({"tfidf": True, "bias": 0.0}, {"C": 0.01}):

@@ -237,7 +237,7 @@ def test_labels_along_a_path_of_C_are_solved_with_pairs():
     rows = sp.csr_array(transform.apply(X).astype(np.float64))
     for part in solve_path(problem, SolverParams(delta=0.0), path, labels, threads=2):
         for i, label in enumerate(part.labels):
-            C, s = path[part.place[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
+            C, s = path[part.path_index[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
             u, w = of_pairs[:, label], part.weights[[i]].toarray().ravel().astype(np.float64)
             best = objective(rows, s, weighted_minimum(rows, s, C, u), C, u)
             assert objective(rows, s, w, C, u) <= best * (1 + 1e-2)

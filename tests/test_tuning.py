@@ -107,7 +107,7 @@ def test_a_path_does_not_change_with_threads_or_neighbors(data):
             (label, place): (part.weights[[i]].data.tobytes(), part.weights[[i]].indices.tobytes())
             for part in solve_path(problem, SolverParams(), GRID, labels, threads=threads)
             for i, (label, place) in enumerate(
-                zip(part.labels.tolist(), part.place.tolist(), strict=True)
+                zip(part.labels.tolist(), part.path_index.tolist(), strict=True)
             )
         }
 
