@@ -101,9 +101,46 @@ def related(rows=900, seed=0):
     return sp.csr_array(X), sp.csr_array(Y)
 
 
+def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
+    """Generate embeddings with labels as directions, and sparse features that help a little."""
+    rng = np.random.default_rng(seed)
+    E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
+    E = E.astype(np.float32)
+    scores = E @ rng.standard_normal((width, labels))
+    Y = sp.csr_array((scores > np.quantile(scores, 0.9, axis=0)).astype(np.uint8))
+    X = sp.random_array(
+        (rows, features), density=0.1, random_state=rng, dtype=np.float32, format="csr"
+    )
+    return (X, E, Y) if features else (E, Y)
+
+
 @pytest.fixture(scope="session")
 def problem_data():
     return random_problem()
+
+
+@pytest.fixture(scope="session", params=["sparse", "dense", "both"])
+def each_kind(request):
+    """Rows of each kind that can be trained on, and their labels."""
+    if request.param == "sparse":
+        return random_problem()
+    if request.param == "dense":
+        E, Y = dense_problem()
+        return [E], Y
+    X, E, Y = dense_problem(features=60, seed=1)
+    return [X, E], Y
+
+
+@pytest.fixture(scope="session")
+def dask_cluster(tmp_path_factory):
+    """The scheduler's file of a cluster of two workers, to be left as it is."""
+    from clusters import Processes
+
+    with Processes(tmp_path_factory.mktemp("dask")) as processes:
+        processes.scheduler()
+        for _ in range(2):
+            processes.worker()
+        yield processes.file
 
 
 # Label names, some of which a page must handle with care, with the words of their texts.

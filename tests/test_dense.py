@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import dismec
 import naive
-from conftest import tune, tune_text
+from conftest import dense_problem, tune, tune_text
 from dismec import DataError, TrainingParams, open_model
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
@@ -24,19 +24,6 @@ from dismec.training.train import fit
 from test_solver import liblinear_objective, signs
 
 pytestmark = pytest.mark.native(needs="liblinear")
-
-
-def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
-    """Generate embeddings with labels as directions, and sparse features that help a little."""
-    rng = np.random.default_rng(seed)
-    E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
-    E = E.astype(np.float32)
-    scores = E @ rng.standard_normal((width, labels))
-    Y = sp.csr_array((scores > np.quantile(scores, 0.9, axis=0)).astype(np.uint8))
-    X = sp.random_array(
-        (rows, features), density=0.1, random_state=rng, dtype=np.float32, format="csr"
-    )
-    return (X, E, Y) if features else (E, Y)
 
 
 def solved(parts, Y, params=None, weights=None, labels=None, **transform):

@@ -202,7 +202,7 @@ def test_a_killed_edit_leaves_the_model_and_resumes(model, problem, whole):
     assert not list(model.glob(".edit*"))
 
 
-@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit.commit"])
+@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit_labels.commit"])
 def test_an_edit_killed_at_the_end_resumes_too(model, problem, whole, step):
     before = open_model(model)
     with (
