@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,3 +219,25 @@ def train_unfinished(*args, **kwargs):
         pytest.raises(KeyboardInterrupt),
     ):
         train(*args, **kwargs)
+
+
+def run_killed(command, path, rng):
+    """Run a training until it has written a few more files to a directory, and kill it anywhere.
+
+    Returns whether it was killed: False if it finished the model, now or just before a kill.
+    """
+
+    def written():
+        return sum(len(files) for _, _, files in os.walk(path))
+
+    enough = written() + rng.randrange(8)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and written() < enough:
+        time.sleep(0.001)
+    time.sleep(rng.random() * 0.05)
+    process.kill()
+    _, error = process.communicate()
+    if process.returncode == -signal.SIGKILL:
+        return True
+    assert process.returncode == 0 or "finished model" in error, error
+    return False

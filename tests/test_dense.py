@@ -278,7 +278,6 @@ def test_a_model_reports_which_kinds_of_features_it_takes(both, alone):
     model = both[0]
     assert (model.n_features, model.n_dense) == (50, 20)
     assert "50 features, 20 dense features" in repr(model)
-    assert model.manifest.version == 5
     assert model.manifest.transform["dense"] == {"width": 20, "scale": 1.0}
     assert alone[0].n_features == 0
     assert repr(alone[0]).startswith("Model(12 labels, 20 dense features,")
@@ -286,7 +285,6 @@ def test_a_model_reports_which_kinds_of_features_it_takes(both, alone):
 
 def test_models_without_dense_features_do_not_mention_them(problem_data):
     manifest = json.loads(fit(*problem_data).manifest.to_json())
-    assert manifest["version"] == 3
     assert "dense" not in manifest["transform"]
     assert "dense_scale" not in manifest["params"]
 
