@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ import scipy.sparse as sp
 from hypothesis import settings
 
 from dismec import TrainingParams, evaluate, load_data, train, train_text
+from dismec.cli import main
 from dismec.features.transform import Transform
 
 # No deadline: how long an example takes depends on the machine. "few" is for wheels and emulation.
@@ -175,7 +175,7 @@ def text_files(tmp_path_factory):
     write_texts(directory / "texts.jsonl")
     for name, options in (("plain", []), ("calibrated", ["--calibrate"])):
         command = ["train", directory / "texts.jsonl", "-o", directory / name, *options]
-        subprocess.run([sys.executable, "-m", "dismec", *map(str, command)], check=True)
+        main([*map(str, command), "--quiet"], standalone_mode=False)
     return directory
 
 

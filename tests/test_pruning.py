@@ -39,7 +39,7 @@ AUTO = TrainingParams(delta="auto", block_size=50)
 
 @pytest.fixture(scope="module")
 def data():
-    return generate(rows=3000, features=3000, labels=120, test_rows=1200, seed=2)
+    return generate(rows=2000, features=1500, labels=60, test_rows=1200, seed=2)
 
 
 def brute_force(X, Y, judge_X, judge_Y):
@@ -86,7 +86,7 @@ def test_choice_on_held_out_rows_is_that_of_brute_force(data):
     model = fit(train_data.X, train_data.Y, AUTO)
     assert model.params["delta"] == brute_force(*split(train_data))
     assert model.params["delta"] > 0.01
-    assert model.params["delta_auto"] == {"rows": 300}
+    assert model.params["delta_auto"] == {"rows": 200}
 
 
 def test_choice_on_validation_data_is_that_of_brute_force(data):

@@ -30,11 +30,9 @@ from dismec.training import refine as refining
 from dismec.training.edit_labels import add_labels, remove_labels
 from dismec.training.train import fit
 from naive import brute_force_scores, topk
-from servers import serving
 from test_cli import ok
-from test_server import features
 
-pytestmark = pytest.mark.native(needs="distributed sklearn")
+pytestmark = pytest.mark.native(needs="sklearn")
 
 REFINE = TrainingParams(refine=True, calibrate=True, block_size=10)
 LABELS = 2 * BASE
@@ -590,6 +588,9 @@ def test_the_command_line_trains_predicts_and_explains(refined, tmp_path):
 
 @both_only
 def test_a_server_answers_as_the_library(refined, tmp_path):
+    from servers import serving
+    from test_server import features
+
     X, E = refined.X_test
     model = refined.model
     labels, _ = model.predict_topk([X, E], 3)
