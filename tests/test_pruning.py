@@ -176,8 +176,8 @@ def test_an_unfinished_run_resumes_with_its_delta(tmp_path, data, monkeypatch):
     monkeypatch.setattr("dismec.training.held_out.choose_delta", None)
     for params, validation, reason in [
         (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
-        (replace(AUTO, delta=0.02), None, "delta auto on 300 held-out rows instead of 0.02"),
-        (AUTO, (test.X, test.Y), "delta auto on 300 held-out rows instead of auto on 1200 rows"),
+        (replace(AUTO, delta=0.02), None, "delta auto on 200 held-out rows instead of 0.02"),
+        (AUTO, (test.X, test.Y), "delta auto on 200 held-out rows instead of auto on 1200 rows"),
     ]:
         with pytest.raises(ModelError, match=reason):
             train(X, Y, path, params, validation=validation)

@@ -268,7 +268,7 @@ def test_impossible_views_are_refused(calibrated, problem_data):
     plain = fit(*problem_data)
     with pytest.raises(ModelError, match="gives no probabilities"):
         plain.reranked()
-    assert plain.reranked(0.3, probabilities=False).nnz == plain.nnz
+    assert plain.reranked(0.3, probabilities=False).n_labels == plain.n_labels
 
 
 def test_stored_models_rank_like_models_in_memory(tmp_path, calibrated):
