@@ -11,6 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
+# Tests run side by side, and threads for their small matrices would only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
