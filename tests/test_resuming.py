@@ -281,6 +281,7 @@ def test_a_killed_command_resumes_within_its_trial(tmp_path):
     assert files_of(path) == files_of_training(tmp_path / "whole", (X, Y), params)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path, dask_cluster):
     params, grid = TRIALS["both"], [0.5, 1.0]
