@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from dismec.data.hierarchy import load_tree
-from dismec.serve.label_browser import ServedTree
+from dismec.serve.label_filter import ServedTree
 from machine import print_heading
 
 TOP = 20  # labels of the first level

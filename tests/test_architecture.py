@@ -193,7 +193,7 @@ def raised_texts(tree: ast.AST) -> list[str]:
 
 
 def test_no_error_of_the_library_names_a_flag():
-    """Errors name Python parameters; `in_flags` finds their flags among click's own options."""
+    """Errors carry the name of a Python parameter, which the command line turns into a flag."""
     flag = re.compile(r"(?<![\w-])--[a-z]")
     found = {
         name: [text for text in raised_texts(tree) if flag.search(text)]

@@ -15,7 +15,7 @@ from dismec.features.transform import Transform
 from dismec.solve import threads as engine
 from dismec.solve.partition import BlockCutter, EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
-from dismec.solve.threads import BlockSolver, Kept, solve_blocks
+from dismec.solve.threads import solve_blocks
 
 pytestmark = pytest.mark.native
 
@@ -158,28 +158,6 @@ def test_remaining_labels_are_cut_again_but_not_too_small():
     assert cutter.n_left == 100
     cutter.aim(90)
     assert len(cutter.cut()[0]) == 14  # an eighth of 10,000 / 90
-
-
-def test_blocks_added_later_get_the_same_weights(problem):
-    before = own_threads()
-    expected = rows_of(run(problem, 10, 1))
-    parts = cut(problem.equal_labels.groups, 10)
-    blocks = []
-    with BlockSolver(problem, SolverParams(), lambda b: b, 2) as solver:
-        for number, labels in enumerate(parts):
-            solver.add(number, labels)
-            if number % 2:
-                continue
-            while len(blocks) < number:
-                event = solver.wait(10)
-                if isinstance(event, Kept):
-                    blocks.append(event.get())
-        while len(blocks) < len(parts):
-            event = solver.wait(10)
-            if isinstance(event, Kept):
-                blocks.append(event.get())
-    assert rows_of(blocks) == expected
-    assert own_threads() <= before
 
 
 def test_labels_with_the_same_rows_are_solved_once():

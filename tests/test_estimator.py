@@ -272,7 +272,6 @@ def test_a_dense_answer_that_does_not_fit_memory_is_refused(problem_data, monkey
     for method in (dense.decision_function, dense.predict):
         with pytest.raises(DataError, match=r"labels would take .* GiB"):
             method(X)
-    monkeypatch.setattr("dismec.estimators.rows._DENSE_SCORES", 200)
     assert (sparse.predict(X) != expected).nnz == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dismec.data.names import Names, pack_names
-from dismec.serve.label_browser import LabelSearch
+from dismec.serve.label_filter import LabelSearch
 
 names = st.lists(st.text("aAbß\u0130 é\n😀", max_size=4), max_size=12)
 parts = st.text("aAbßé s😀", max_size=3)

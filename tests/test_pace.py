@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
-import pytest
 
 from conftest import random_problem
 from dismec import TrainingParams, train
-from dismec.cli.pace import Pace
+from dismec.cli import console
 from dismec.solve.partition import effort
 from dismec.training.params import WorkProgress, part_of
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 class Shares(WorkProgress):
@@ -28,41 +21,20 @@ class Shares(WorkProgress):
         self.seen.append((done, total, share))
 
 
-def test_time_left_depends_on_work_not_on_labels():
-    # The first twenty labels take a hundred times as long as each of the 9,980 others.
-    clock, costs = Clock(), [100.0] * 20 + [1.0] * 9_980
-    pace, worst = Pace(lambda *_: None, clock), 0.0
-    pace.update(0, len(costs), 0.0)
-    work, everything = 0.0, sum(costs)
-    for done, cost in enumerate(costs, 1):
-        work += cost
-        clock.now += cost
-        pace.update(done, len(costs), work / everything)
-        worst = max(worst, abs(pace.seconds_left - (everything - work)))
-    assert worst < 1e-6 * everything
-    assert pace.left == ""
-
-
-def test_what_an_earlier_run_did_does_not_count():
-    clock = Clock()
-    pace = Pace(lambda *_: None, clock)
-    pace.update(500, 1000, 0.8)
-    assert pace.left == ""
-    clock.now += 10
-    pace.update(550, 1000, 0.9)
-    assert pace.rate == pytest.approx(5)
-    assert pace.seconds_left == pytest.approx(10)
-    assert pace.left == ", 10 s left"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(59, ", 59 s left"), (61, ", 1 min 01 s left"), (7262, ", 2 h 01 min left")],
-)
-def test_times_are_formatted_for_people(seconds, shown):
-    pace = Pace(lambda *_: None)
-    pace.seconds_left = seconds
-    assert pace.left == shown
+def test_a_log_shows_the_time_left_by_work_and_without_that_of_an_earlier_run(capsys, monkeypatch):
+    now = iter([float(second) for second in range(100, 200, 5) for _ in range(3)])
+    monkeypatch.setattr("rich.progress.Progress.get_time", lambda _: next(now), raising=False)
+    monkeypatch.setattr(console, "_SILENT_SECONDS", 0.0)
+    with console.shown_progress(False, "training") as progress:
+        progress.update(500, 1000, 0.8)
+        progress.update(505, 1000, 0.85)
+        progress.update(510, 1000, 0.9)
+        progress.update(1000, 1000, 1.0)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "training: resuming after 500 of 1,000 labels"
+    assert said[1] == "training: 500 of 1,000 labels"
+    assert re.fullmatch(r"training: 510 of 1,000 labels, 0:00:\d\d left", said[3])
+    assert said[4] == "training: 1,000 of 1,000 labels"
 
 
 def test_one_of_several_rounds_counts_as_its_part_of_the_work():

@@ -13,7 +13,7 @@ import pytest
 import browsing
 from browsing import CONTRAST, expect
 from dismec import Hierarchy, open_model
-from dismec.serve.label_browser import ServedTree
+from dismec.serve.label_filter import ServedTree
 from servers import serving
 
 needs_chromium = browsing.needs_chromium

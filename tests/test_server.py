@@ -31,8 +31,6 @@ from dismec.serve.contract import Contract, Limits
 from dismec.serve.request_rows import parse
 from servers import TIMEOUT, exchange, received, serving, wait_until
 
-CONTRACT = Contract(Limits())
-
 
 def features(X, i):
     row = slice(X.indptr[i], X.indptr[i + 1])
@@ -126,12 +124,12 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         (b'{"features": "\xff"}', "not UTF-8"),
         ("[" * 200_000, "nested too deeply"),
         ("[]", "not a JSON object"),
-        ("{}", 'either "features"'),
+        ("{}", 'either "features" or "rows"'),
         ('{"features": [], "rows": []}', 'either "features"'),
         ('{"features": [], "features": []}', "same key twice"),
         (
             '{"features": [], "K": 3}',
-            "unknown key 'K'; known: dense, exclude, features, k, ",
+            "unknown key 'K'; known: exclude, features, k, ",
         ),
         ('{"features": [[1, NaN]]}', "NaN is not JSON"),
         ('{"features": [[1, -Infinity]]}', "-Infinity is not JSON"),
@@ -155,7 +153,7 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"rows": [{"features": []}, [[1, 2]]]}', "row index 1 is not an object"),
         (
             '{"rows": [{"features": [], "k": 1}]}',
-            "row index 0 has an unknown key 'k'; known: dense, f",
+            "row index 0 has an unknown key 'k'; known: features",
         ),
         ('{"rows": [' + ",".join(["{}"] * 401) + "]}", "at most 400"),
         ('{"features": [], "k": 0}', "expected 1 to 50"),
@@ -165,11 +163,11 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [], "k": null}', "expected 1 to 50"),
         ('{"features": [], "threshold": "0"}', "expected a number"),
         ('{"features": [], "threshold": 1e999}', "expected a number"),
-        ('{"text": "apple"}', "not trained on texts"),
-        ('{"rows": [{"text": "apple"}]}', "not trained on texts"),
-        ('{"features": [], "text": "apple"}', 'either "features"'),
-        ('{"features": [], "rank": "probability"}', "not calibrated"),
-        ('{"features": [], "rank": "luck"}', 'expected "score" or "probability"'),
+        ('{"text": "apple"}', "unknown key 'text'"),
+        ('{"rows": [{"text": "apple"}]}', 'not an object with "features"'),
+        ('{"features": [], "dense": [1.0]}', "unknown key 'dense'"),
+        ('{"features": [], "rank": "probability"}', 'expected "score"'),
+        ('{"features": [], "rank": "luck"}', 'expected "score"'),
         ('{"features": [], "only": ["nobody"]}', "the model has no label 'nobody'"),
         ('{"features": [], "exclude": [99]}', "label 99 is outside"),
         (r'{"features": [], "only": ["\ud83c"]}', "the model has no label"),
@@ -179,7 +177,7 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [], "only": [' + "1," * 100_000 + "1]}", '100001 labels in "only"; at most'),
         ('{"features": [], "prefix": null}', '"prefix" is None; expected a string'),
         ('{"rows": [{"features": [], "only": [1]}]}', "row index 0 has an unknown key 'only'"),
-        ('{"features": [], "rank": ["score"]}', 'expected "score" or "probability"'),
+        ('{"features": [], "rank": ["score"]}', 'expected "score"'),
     ],
 )
 def test_malformed_bodies_get_400_and_one_line(server, body, reason):
@@ -240,6 +238,7 @@ def test_rank_selects_the_order_and_the_meaning_of_the_threshold(text_files, tex
     [
         ('{"text": null}', '"text" is None; expected a string'),
         ('{"text": ["apple"]}', "expected a string"),
+        ('{"text": "apple", "rank": "luck"}', 'expected "score" or "probability"'),
         ('{"rows": [{"text": "apple"}, {"text": 1}]}', "row index 1"),
         (
             '{"rows": [{"text": "apple"}, {"features": []}]}',
@@ -334,8 +333,8 @@ def test_text_is_a_number_only_without_names_over_http_and_on_the_command_line(f
     ("body", "reason"),
     [
         ("[]", "not a JSON object"),
-        ('{"label": 1}', 'either "features", "text" or "dense"'),
-        ('{"text": "", "features": [], "label": 1}', 'either "features", "text" or "dense"'),
+        ('{"label": 1}', 'either "text" or "features"'),
+        ('{"text": "", "features": [], "label": 1}', 'either "text" or "features"'),
         ('{"text": "apple"}', "id or name"),
         ('{"text": "apple", "label": null}', "id or name"),
         ('{"text": "apple", "label": true}', "id or name"),
@@ -499,9 +498,9 @@ anything = st.recursive(
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_accepted_or_refused_with_a_reason(named, body):
     with suppress(DataError):
-        assert parse("/predict", body, named, CONTRACT)[0].shape[1] == 80
+        assert parse("/predict", body, Contract(Limits(), named))[0].shape[1] == 80
     with suppress(DataError):
-        assert parse("/explain", body, named, CONTRACT)[0].shape == (1, 80)
+        assert parse("/explain", body, Contract(Limits(), named))[0].shape == (1, 80)
 
 
 numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
@@ -521,7 +520,7 @@ def test_order_and_spelling_of_a_request_do_not_change_its_rows(named, rows, ran
     escaped = ordered.replace("features", "feat\\u0075res", 1)
     compact = ordered.replace(" ", "").replace("e+", "E")
     for text in (ordered, shuffled, escaped, compact):
-        X, _ = parse("/predict", text.encode(), named, CONTRACT)
+        X, _ = parse("/predict", text.encode(), Contract(Limits(), named))
         np.testing.assert_array_equal(X.toarray(), expected)
 
 
@@ -530,14 +529,14 @@ def test_numbers_that_json_does_not_allow_are_refused(named, number):
     for pair in (f"[1, {number}]", f"[{number}, 1]"):
         body = f'{{"features": [{pair}]}}'.encode()
         with pytest.raises(DataError, match="not JSON"):
-            parse("/predict", body, named, CONTRACT)
+            parse("/predict", body, Contract(Limits(), named))
 
 
 @pytest.mark.parametrize("end", range(len('{"features": [[1, 2.5e1], [3, 4]]}')))
 def test_every_truncated_request_is_refused(named, end):
     body = b'{"features": [[1, 2.5e1], [3, 4]]}'[:end]
     with pytest.raises(DataError, match="not JSON"):
-        parse("/predict", body, named, CONTRACT)
+        parse("/predict", body, Contract(Limits(), named))
 
 
 def test_unknown_paths_and_methods_are_refused_in_json(server):

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
-from dismec.solve.threads import BlockSolver, Kept, solve_blocks
+from dismec.solve.threads import solve_blocks
 
 pytestmark = pytest.mark.native
 
@@ -162,20 +162,6 @@ def test_blocks_are_the_same_on_any_number_of_threads(data):
         for block, other in zip(alone, run_blocks(problem, threads), strict=True):
             assert block.weights.data.tobytes() == other.weights.data.tobytes()
             assert block.weights.indices.tobytes() == other.weights.indices.tobytes()
-
-
-def test_a_helping_thread_returns_to_new_labels():
-    X, Y = frequent_labels(**KINDS["row by row"])
-    problem = Problem(X, Y, Transform.fit(X))
-    with BlockSolver(problem, SolverParams(C=1000, tol=1e-5), lambda b: b, threads=2) as solver:
-        solver.add(0, np.array([2]))  # takes seconds
-        while not solver._queue.sharing.n_helped:  # one thread has the label, the other helps
-            time.sleep(0.001)
-        solver.add(1, np.array([1]))
-        event = None
-        while not isinstance(event, Kept):
-            event = solver.wait(10)
-    assert event.number == 1  # it did not wait for the first block
 
 
 def test_shared_work_stops_when_it_is_cancelled():

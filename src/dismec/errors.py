@@ -9,12 +9,17 @@ _LONGEST = 2000  # characters: damaged files may hold values of any length
 
 
 class DismecError(Exception):
-    """Base class of all errors that dismec raises on purpose; the message is one readable line."""
+    """Base class of all errors that dismec raises on purpose; the message is one readable line.
 
-    def __init__(self, text: str = "") -> None:
+    `parameter` is what a caller may pass to avoid the error, such as ``overwrite=True``. It is part
+    of the message; the command line prints `text` and the option of this name instead.
+    """
+
+    def __init__(self, text: str = "", parameter: str = "") -> None:
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-        super().__init__(text)
+        super().__init__(f"{text} ({parameter})" if parameter else text)
+        self.text, self.parameter = text, parameter
 
 
 class DataError(DismecError, ValueError):
@@ -22,7 +27,7 @@ class DataError(DismecError, ValueError):
 
 
 class ModelError(DismecError):
-    """A model directory that is damaged, unfinished, from another run or in a newer format."""
+    """A model directory that is damaged, unfinished, from another run or of another version."""
 
 
 class ClusterError(DismecError):

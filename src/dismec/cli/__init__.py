@@ -18,7 +18,6 @@ import click
 
 from dismec.cli import comparing, data, derive, prediction, serving, training
 from dismec.cli.console import printable_streams
-from dismec.cli.options import in_flags
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -60,7 +59,7 @@ def _one_line_errors(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except DismecError as error:
-        fail(in_flags(str(error)))
+        fail(f"{error.text} ({_flag_of(error.parameter)})" if error.parameter else str(error))
     except KeyboardInterrupt:
         click.echo("dismec: stopped", err=True)
         ctx.exit(130)
@@ -73,6 +72,13 @@ def _one_line_errors(ctx: click.Context) -> Iterator[None]:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}")
+
+
+def _flag_of(parameter: str) -> str:
+    """Return the option of a parameter, with its value: ``--overwrite`` for overwrite=True."""
+    name, _, value = parameter.partition("=")
+    flag = "--label-names" if name == "names" else f"--{name.replace('_', '-')}"
+    return flag if value in ("True", "…") else f"{flag} {value[1:-1]}"
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def compare(
 
         check_drawing()
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
-    log = _silence if quiet else print_message
+    log: Callable[[str], None] = (lambda _: None) if quiet else print_message
     python = peers_python(peers, log) if peers else None
     comparison = Comparison(
         folder,
@@ -138,10 +139,6 @@ def compare(
         from dismec.report.comparison import write_comparison
 
         write_comparison(page, data.name, found)
-
-
-def _silence(_: str) -> None:
-    pass
 
 
 def _read_pair(

@@ -5,10 +5,13 @@ Standard output and error are filtered: control characters do not reach the term
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,9 +19,11 @@ import click
 
 from dismec.data.counts import counted
 from dismec.data.printable import printable
+from dismec.training.params import WorkProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
     from dismec.data.dataset import Dataset
     from dismec.model.explanation import Contribution, Explanation, Reason
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _WIDE = 200  # characters
+_SILENT_SECONDS = 10.0  # between two lines of progress in a log
+_ESTIMATED_SECONDS = 1e6  # of training from which the remaining time is estimated: all
 
 
 class _PrintableStream:
@@ -70,58 +77,51 @@ def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
     """Show a bar on a terminal, occasional lines in a log, nothing if quiet."""
     if quiet:
         yield None
-    elif sys.stderr.isatty():
-        with _bar(what) as bar:
-            yield bar
-    else:
-        yield _log_lines(what)
+        return
+    from rich import progress
+    from rich.console import Console
 
-
-@contextmanager
-def _bar(what: str) -> Iterator[Progress]:
-    from rich import console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    from dismec.cli.pace import Pace
-
-    with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("labels, {task.fields[rate]}/s{task.fields[left]}"),
-        console=console.Console(file=unfiltered(sys.stderr)),
+    is_terminal = sys.stderr.isatty()
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.fields[done]:,} of {task.fields[labels]:,} labels"),
+        progress.TimeRemainingColumn(),
+        console=Console(file=unfiltered(sys.stderr)),
         transient=True,
+        speed_estimate_period=_ESTIMATED_SECONDS,
+        disable=not is_terminal,
     ) as bar:
-        task = bar.add_task(what, total=None, rate="0", left="")
-
-        def show(pace: Pace, done: int, total: int) -> None:
-            rate, left = f"{pace.rate:,.0f}", pace.left
-            bar.update(task, completed=done, total=total, rate=rate, left=left)
-
-        yield Pace(show)
+        yield _ShownProgress(bar, what, _SILENT_SECONDS if not is_terminal else math.inf)
 
 
-def _log_lines(what: str, every: float = 10.0) -> Progress:
-    from dismec.cli.pace import Pace
+class _ShownProgress(WorkProgress):
+    """Updates a bar, and prints a line each time `every` seconds have passed.
 
-    last: float | None = None
+    The remaining time is estimated from the work done, not from labels: frequent labels come first,
+    and one of them may take as long as a hundred others.
+    """
 
-    def show(pace: Pace, done: int, total: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if last is None:
-            last = now
-            if done:
-                print_message(f"{what}: resuming after {done:,} of {counted(total, 'label')}")
-        if now - last < every and done < total:
+    def __init__(self, bar: Bar, what: str, every: float) -> None:
+        self._bar, self._what, self._every = bar, what, every
+        self._task = bar.add_task(what, total=1.0, done=0, labels=0)
+        self._last: float | None = None
+
+    def update(self, done: int, total: int, share: float) -> None:
+        self._bar.update(self._task, completed=share, done=done, labels=total)
+        if math.isinf(self._every):
             return
-        last = now
-        print_message(
-            f"{what}: {done:,} of {counted(total, 'label')}, {pace.rate:,.0f}/s{pace.left}"
-        )
-
-    return Pace(show)
+        now = time.perf_counter()
+        if self._last is None:
+            self._last = now
+            if done:
+                print_message(f"{self._what}: resuming after {done:,} of {counted(total, 'label')}")
+        if now - self._last < self._every and done < total:
+            return
+        self._last = now
+        left = self._bar.tasks[self._task].time_remaining
+        shown = f", {timedelta(seconds=round(left))} left" if left else ""
+        print_message(f"{self._what}: {done:,} of {counted(total, 'label')}{shown}")
 
 
 def print_message(line: str) -> None:
@@ -336,37 +336,30 @@ def print_explanation(
             console.print(Text(printable(because, one_line=True)))
 
 
+class _ClusterLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_message(f"dismec: {record.getMessage()}")
+
+
 @contextmanager
 def cluster_messages(cluster: str | None, quiet: bool) -> Iterator[None]:
     """Print the library's messages about a cluster, but not Dask's."""
     if cluster is None:
         yield
         return
-    import logging
+    from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
 
-    class Lines(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            print_message(f"dismec: {record.getMessage()}")
-
-    logger, handler = logging.getLogger("dismec"), Lines()
+    logger, handler = logging.getLogger("dismec"), _ClusterLines()
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    silence_dask()
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(_is_shown)
     try:
         yield
     finally:
         logger.removeHandler(handler)
 
 
-def silence_dask() -> None:
-    """Silence Dask's own messages."""
-    import logging
-
-    from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
-
-    def is_shown(record: logging.LogRecord) -> bool:
-        # Dask stops waiting for a dead worker in this way.
-        return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")
-
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(is_shown)
+def _is_shown(record: logging.LogRecord) -> bool:
+    # Dask stops waiting for a dead worker in this way.
+    return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")

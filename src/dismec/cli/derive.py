@@ -27,7 +27,6 @@ from dismec.cli.options import (
     parse_ks,
     parse_numbers,
     plot_option,
-    precision_option,
     quiet_option,
     threads_option,
 )
@@ -63,7 +62,11 @@ def _output_options(command: F) -> F:
     metavar="NUMBER",
     help="Drop weights closer to 0 than this; with --curve, values separated by commas.",
 )
-@precision_option(None)
+@click.option(
+    "--precision",
+    type=click.Choice(["float16", "float32", "float8"]),
+    help="Storage of weights; float8 takes one byte each.",
+)
 @click.option(
     "--curve",
     type=PATH,

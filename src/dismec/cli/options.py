@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ class DataBatch(NamedTuple):
 
     X: Any  # CSR, or with dense features
     ids: list[str] | None = None  # their ids in DATA
+    texts: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Reading:
     numeric: bool | None = None  # whether a text model accepts numeric rows
     weights: Path | None = None  # file of row weights
     dense: Path | None = None  # file of dense features
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """Return the files that are read besides DATA."""
+        return self.labels, self.names, self.weights, self.dense
 
     @property
     def fmt(self) -> TextFormat:
@@ -122,7 +127,7 @@ class Reading:
 
     def batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """Yield the rows of DATA in batches; with dense features, DATA is read twice."""
-        rows = self._batches(model, data, threads)
+        rows = self.sparse_batches(model, data, threads)
         return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
     def with_dense(
@@ -190,7 +195,10 @@ class Reading:
             )
         return dense
 
-    def _batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
+    def sparse_batches(
+        self, model: Model, data: DataFile, threads: int | None = None
+    ) -> Iterator[DataBatch]:
+        """Yield the rows of DATA in batches, without dense features."""
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -203,9 +211,10 @@ class Reading:
         vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
             if vocabulary is None:
-                yield DataBatch(no_features(len(batch.texts)), batch.ids)
+                yield DataBatch(no_features(len(batch.texts)), batch.ids, batch.texts)
             else:
-                yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+                rows = vocabulary.rows(batch.texts, threads=threads)
+                yield DataBatch(rows, batch.ids, batch.texts)
 
     def terms(self, model: Model, data: DataFile, rows: csr_array) -> csr_array:
         """Return numeric rows of DATA for the model, if it accepts them or --numeric is given."""
@@ -356,16 +365,6 @@ def propensity_options(command: F) -> F:
     return command
 
 
-def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
-    """Parse a number, "auto", or nothing."""
-    if value is None:
-        return None
-    try:
-        return "auto" if value == "auto" else float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
-
-
 def parse_numbers(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[float, ...] | None:
@@ -392,16 +391,6 @@ def check_plot(plot: Path | None, overwrite: bool) -> None:
         check_plot(plot)
 
 
-def precision_option(default: str | None) -> Callable[[F], F]:
-    """Return the option ``--precision``."""
-    return click.option(
-        "--precision",
-        type=click.Choice(["float16", "float32", "float8"]),
-        default=default,
-        help="Storage of weights; float8 takes one byte each.",
-    )
-
-
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
     """Parse comma-separated numbers, in order."""
     try:
@@ -423,41 +412,6 @@ cluster_option = click.option(
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def in_flags(message: str) -> str:
-    """Return a message of the library with flags of the commands instead of parameters.
-
-    ``overwrite=True`` becomes ``--overwrite`` and ``delta="auto"`` ``--delta auto``; parameters
-    without a value are those whose names have underscores, and one that begins the message. Text
-    in quotes, or in a path, is the user's.
-    """
-    ctx = click.get_current_context(silent=True)
-    root: Any = ctx.find_root().command if ctx else None
-    own = [ctx.command] if ctx else []
-    flags = {"names": "--label-names"}
-    for command in [*getattr(root, "commands", {}).values(), *own]:
-        for option in command.params:
-            if isinstance(option, click.Option):
-                long = max(option.opts, key=len)
-                flags[long.removeprefix("--").replace("-", "_")] = long
-
-    def flag(found: re.Match[str]) -> str:
-        name, value = found["name"], found.groupdict().get("value", "True")
-        if name not in flags:
-            return found[0]
-        if value in ("True", "…"):
-            return flags[name]
-        return f"{flags[name]} {value[1:-1] if value[1:-1].isalnum() else value}"
-
-    free = r"(?<![\w/.'\"=-])"
-    for pattern in (
-        free + r"(?P<name>[A-Za-z_]+)=(?P<value>True|…|'[^']+'|\"[^\"]+\")",
-        free + r"(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w/.'\"=-])",
-        r"^(?P<name>[A-Za-z]+(?= is )|weights(?=: ))",
-    ):
-        message = re.sub(pattern, flag, message)
-    return message
 
 
 def check_new_files(

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_explanation, print_message, print_unknown
+from dismec.cli.console import (
+    cluster_messages,
+    print_explanation,
+    print_message,
+    print_unknown,
+)
 from dismec.cli.label_options import (
-    Branches,
-    LabelChoice,
-    branch_options,
-    choice_options,
+    allowed_labels,
+    exclude_option,
     hierarchy_option,
     measure_levels,
+    only_option,
     print_levels,
     print_not_allowed,
     rounded,
 )
-from dismec.cli.opening import model_at
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
     DataBatch,
     Reading,
+    check_new_files,
     cluster_option,
     data_options,
     json_option,
@@ -35,13 +41,15 @@ from dismec.cli.options import (
     propensity_options,
     threads_option,
 )
-from dismec.cli.output import Output, output_options
+from dismec.cli.output import ENDINGS, FORMATS, STANDARD, checked_format, opened_writer
 from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
+    from dismec.data.hierarchy import LabelTree
     from dismec.model.model import Model
 
+Ranking = Callable[[Any], tuple[Any, Any]]
 _ROWS_AT_ONCE = 1 << 14
 _PLACES_AT_ONCE = 1 << 22  # labels and scores, 8 bytes each
 
@@ -64,6 +72,25 @@ def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) 
         except UnicodeEncodeError:
             raise click.BadParameter(f"text {number} is not UTF-8") from None
     return texts
+
+
+@contextmanager
+def _opened(model: Path, cluster: str | None) -> Iterator[Model]:
+    """Open the model locally or on a cluster (``--cluster``); workers release it at the end."""
+    from dismec.model.opening import open_model
+
+    if cluster is None:
+        yield open_model(model, check=True)
+        return
+    with cluster_messages(cluster, quiet=False):
+        from dismec.cluster.connection import Cluster
+        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+
+        with (
+            Cluster.connect(cluster) as connection,
+            ClusterPredictor(connection, model) as predictor,
+        ):
+            yield ClusterModel(predictor)
 
 
 _rerank_option = click.option(
@@ -105,9 +132,33 @@ _rank_option = click.option(
     help="Predict all labels with at least this score or probability; micro-f1, macro-f1: the "
     "thresholds that calibration chose for this metric.",
 )
-@branch_options
-@choice_options
-@output_options
+@hierarchy_option
+@click.option(
+    "--add-ancestors",
+    is_flag=True,
+    help="Add the ancestors of predicted labels, scored by their best descendant.",
+)
+@click.option("--leaves-only", is_flag=True, help="Predict only labels without children.")
+@only_option
+@exclude_option
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=STANDARD,
+    help="Output file; the format follows from its extension: "
+    f"{', '.join(ENDINGS)}; text formats also with .gz [default: -, standard output].",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Output format, overriding the file extension [default: text]; xmc is XMC text of "
+    "scores; npz is held in memory until the end, other formats are written row by row.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
 @_rerank_option
 @propensity_options
 @data_options(model=True, ids=True)
@@ -120,9 +171,15 @@ def predict(
     k: int | None,
     rank: str | None,
     threshold: float | str | None,
-    branches: Branches,
-    choice: LabelChoice,
-    output: Output,
+    hierarchy: Path | None,
+    add_ancestors: bool,
+    leaves_only: bool,
+    only: Path | None,
+    exclude: Path | None,
+    output: Path,
+    form: str | None,
+    as_json: bool,
+    overwrite: bool,
     rerank: float | None,
     A: float,
     B: float,
@@ -137,9 +194,22 @@ def predict(
     contains spaces, colons, quotes or backslashes, is written as a JSON string: "cast iron":0.53.
     If rows have ids, a line starts with the id and a tab.
     """
+    from dismec.data.hierarchy import load_tree
     from dismec.data.names import load_names
     from dismec.data.predictions import Columns
 
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json cannot be combined with --format {form}")
+    if output != STANDARD:
+        sources = (model, data, hierarchy, only, exclude, *reading.files)
+        check_new_files(output, overwrite=overwrite, sources=sources)
+    form = checked_format(output, "json" if as_json else form)
+    if (hierarchy is not None) != (add_ancestors or leaves_only):
+        raise click.UsageError(
+            "--hierarchy requires --add-ancestors or --leaves-only"
+            if hierarchy
+            else "--add-ancestors and --leaves-only require --hierarchy"
+        )
     if rank == "score" and isinstance(threshold, str):
         raise click.UsageError("--rank score cannot be combined with F1 thresholds")
     if rank is not None and rerank is not None:
@@ -153,24 +223,25 @@ def predict(
         raise click.UsageError("give either DATA or --text")
     if texts and (reading.columns or reading.labels or reading.names):
         raise click.UsageError("options for reading DATA cannot be combined with --text")
-    if output.form == "xmc" and reading.columns.get("id_column"):
+    if form == "xmc" and reading.columns.get("id_column"):
         raise click.UsageError("--format xmc cannot hold ids: omit --id-column")
     names = load_names(reading.names) if reading.names else None
-    with model_at(model, cluster) as found:
-        tree = branches.tree(found, names)
-        allowed = branches.among(found, tree, choice.among(found))
+    with _opened(model, cluster) as found:
+        tree = load_tree(hierarchy, names or found.names, found.n_labels) if hierarchy else None
+        allowed = allowed_labels(found, only, exclude, tree if leaves_only else None)
         opened = _reranked(found, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(
                 f"{counted(len(names), 'name')} for a model of {counted(opened.n_labels, 'label')}"
             )
         if rank is None and rerank is None:
-            probabilities = probabilities or opened.capabilities.probabilities
+            probabilities = probabilities or opened.calibration is not None
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
         rank_rows = _ranking(opened, places, threshold, probabilities, how)
-        rank_rows = branches.with_ancestors(rank_rows, tree)
+        if tree is not None and add_ancestors:
+            rank_rows = partial(_ranked_with_ancestors, tree, rank_rows)
         if data is None:
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
@@ -179,8 +250,9 @@ def predict(
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
-        with output.writer(Columns(opened.n_labels, names or opened.names, what)) as writer:
-            for X, ids in _slices(batches, 1 if threshold is not None else places):
+        columns = Columns(opened.n_labels, names or opened.names, what)
+        with opened_writer(output, form, columns) as writer:
+            for X, ids, _ in _slices(batches, 1 if threshold is not None else places):
                 writer.write(*rank_rows(X), ids)
 
 
@@ -190,18 +262,19 @@ def _ranking(
     threshold: float | str | None,
     probabilities: bool,
     how: dict[str, Any],
-) -> Callable[[Any], tuple[Any, Any]]:
+) -> Ranking:
     """Return the function that ranks labels for rows."""
     from dismec.model.rankings import ranked
 
-    view: Any = model
     if threshold is not None:
         how = {"probabilities": probabilities, "most": places, **how}
-        return lambda X: ranked(view.assign(X, threshold, **how))
-    by: dict[str, Any] = {}
-    if probabilities or model.capabilities.probabilities:
-        by["rank"] = "probability" if probabilities else "score"
-    return lambda X: view.predict_topk(X, places, **how, **by)
+        return lambda X: ranked(model.assign(X, threshold, **how))
+    rank = "probability" if probabilities else "score"
+    return lambda X: model.predict_topk(X, places, rank=rank, **how)
+
+
+def _ranked_with_ancestors(tree: LabelTree, rank: Ranking, X: Any) -> tuple[Any, Any]:
+    return tree.add_ancestors(*rank(X))
 
 
 def _rows_of_texts(model: Model, texts: tuple[str, ...], threads: int | None) -> DataBatch:
@@ -224,7 +297,7 @@ def _no_other_rows(model: Model, reading: Reading) -> DataBatch:
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
     """Yield the same rows in batches whose predictions take little memory; at least one batch."""
     most = max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // places))
-    for X, ids in batches:
+    for X, ids, _ in batches:
         n_rows: int = X.shape[0]
         if n_rows <= most:
             yield DataBatch(X, ids)
@@ -238,7 +311,7 @@ def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
     """Return the model, or a view of it that ranks rare labels higher."""
     if alpha is None:
         return model
-    return model.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
+    return model.reranked(alpha, A, B, probabilities=model.calibration is not None)
 
 
 @click.command()
@@ -252,7 +325,8 @@ def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
     callback=parse_ks,
     help="Values of k to report, separated by commas.",
 )
-@choice_options
+@only_option
+@exclude_option
 @_rank_option
 @_rerank_option
 @hierarchy_option
@@ -265,7 +339,8 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
-    choice: LabelChoice,
+    only: Path | None,
+    exclude: Path | None,
     rank: str | None,
     rerank: float | None,
     hierarchy: Path | None,
@@ -287,8 +362,8 @@ def evaluate(
 
     With --only or --exclude, true labels that may not be predicted are ignored.
     """
-    with model_at(model, cluster) as found:
-        allowed = choice.among(found)
+    with _opened(model, cluster) as found:
+        allowed = allowed_labels(found, only, exclude)
         dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
         print_unknown(found, dataset)
         opened = _reranked(found, rerank, A, B)
@@ -351,7 +426,7 @@ def explain(
     file. If the model uses dense features, they come from that row of --dense; if it uses only
     those, ROW is ignored.
     """
-    with model_at(model, cluster) as opened:
+    with _opened(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
             print_message("the model knows no word of this text: only the bias contributes")
@@ -417,23 +492,11 @@ def _row_with_dense(model: Model, x: Any, reading: Reading, number: int | None) 
 
 def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
     """Return a row of a data file, and its text, if any."""
-    from dismec.data.corpus import read_texts
-    from dismec.data.dataset import load_features
-    from dismec.features.text_rows import vocabulary_of
-
-    found, seen = reading.look(data), 0
-    if found.is_texts:
-        vocabulary = vocabulary_of(model)
-        for batch in read_texts(found, reading.fmt_for(model, found), needs_labels=False):
-            seen = batch.first_row + len(batch.texts)
-            if number <= seen:
-                text = batch.texts[number - 1 - batch.first_row]
-                return text, vocabulary.rows([text])
-    else:
-        rows = load_features(found)
-        seen = rows.shape[0]
+    seen = 0
+    for X, _, texts in reading.sparse_batches(model, reading.look(data)):
+        place, seen = number - 1 - seen, seen + X.shape[0]
         if number <= seen:
-            return None, reading.terms(model, found, rows[[number - 1]])
+            return (None if texts is None else texts[place]), X[[place]]
     raise DismecError(f"row {number} requested, but {data} has {counted(seen, 'row')}")
 
 

@@ -64,14 +64,12 @@ def serve(
     try:
         from dismec.serve.contract import Limits
         from dismec.serve.server import serve as serve_model
-        from dismec.serve.server import start_log
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dismec"):
             raise
         raise DismecError(
             f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
         ) from None
-    start_log()
     serve_model(
         model,
         host=host,

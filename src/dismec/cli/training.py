@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from dismec.cli.console import (
     cluster_messages,
+    print_message,
     print_table,
     print_trained,
     print_unsolved,
@@ -20,23 +23,121 @@ from dismec.cli.console import (
 )
 from dismec.cli.options import (
     PATH,
+    F,
     Reading,
     check_plot,
     cluster_option,
     data_options,
+    dense_option,
     json_option,
+    parse_numbers,
     plot_option,
     quiet_option,
     threads_option,
 )
-from dismec.cli.training_options import Arguments, resumable, training_options
 from dismec.data.counts import counted
 from dismec.training.params import AUTO, TrainingParams
 
 if TYPE_CHECKING:
+    from dismec.data.formats import DataFile
+    from dismec.features.vocabulary import TextParams
     from dismec.model.model import Model
 
 _FEW_ROWS = 100  # fewer rows give rough probabilities
+
+
+def _option(field: Field[Any]) -> Callable[[F], F]:
+    """Create the option of a hyperparameter from its default and its metadata."""
+    name, default = field.name, cast(Any, field.default)
+    flag = "--" + name.replace("_", "-")
+    more: dict[str, Any] = {"help": field.metadata["help"]}
+    if name in ("C", "delta"):
+        more |= {"callback": _parse_delta, "metavar": field.metadata["metavar"]}
+        if name == "C":
+            more |= {"default": str(default), "show_default": True}
+    elif name == "grid":
+        shown = ",".join(f"{C:g}" for C in default)
+        more |= {"callback": parse_numbers, "metavar": "NUMBERS", "default": shown}
+        more |= {"show_default": True}
+    elif name == "tfidf":  # the default depends on DATA
+        flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
+    elif isinstance(default, bool):
+        more |= {"is_flag": True}
+        if default:
+            flag = f"--no-{flag[2:]}"
+    else:
+        choices = field.metadata.get("choices")
+        kind = click.Choice(choices) if choices else type(default)
+        more |= {"type": kind, "default": default, "show_default": default is not None}
+    return click.option(flag, *([name] if name == "C" else []), **more)
+
+
+def _parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
+    """Parse a number, "auto", or nothing."""
+    if value is None:
+        return None
+    try:
+        return "auto" if value == "auto" else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
+
+
+def _parse_lengths(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    """Parse one length, the maximum, or a minimum and a maximum."""
+    if value is None:
+        return None
+    from dismec.cpu import kernels
+
+    try:
+        lengths = [int(part) for part in value.split(",")]
+    except ValueError:
+        lengths = []
+    least, most = (min(1, *lengths), *lengths)[-2:] if len(lengths) in (1, 2) else (-1, -1)
+    if (least, most) != (0, 0) and not 1 <= least <= most <= kernels.longest_gram:
+        raise click.BadParameter(
+            f"{value!r} is not a range of lengths: give a maximum, or a minimum and a maximum, "
+            f"such as 1,2, from 1 to {kernels.longest_gram}; 0 for none"
+        )
+    return least, most
+
+
+_LENGTHS: dict[str, Any] = {"metavar": "MIN,MAX", "callback": _parse_lengths}
+_TEXT_OPTIONS: dict[str, Any] = {
+    "word_ngrams": click.option(
+        "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS
+    ),
+    "char_ngrams": click.option(
+        "--char-ngrams", help="Character n-gram range [default: none].", **_LENGTHS
+    ),
+    "min_df": click.option(
+        "--min-df", type=int, help="Drop terms that occur in fewer texts [default: 1]."
+    ),
+    "max_df": click.option(
+        "--max-df", type=float, help="Drop terms that occur in more than this share of texts."
+    ),
+    "max_features": click.option(
+        "--max-features", type=int, help="Keep only this many terms, the most frequent."
+    ),
+    "lowercase": click.option(
+        "--lowercase/--keep-case", default=None, help="Lowercase the text (default: on)."
+    ),
+}
+
+
+def _hyperparameter_options(command: F) -> F:
+    """Add an option for each field of `TrainingParams`."""
+    for field in reversed(fields(TrainingParams)):
+        command = _option(field)(command)
+    return command
+
+
+def _text_options(command: F) -> F:
+    """Add an option for each field of `TextParams` that can be changed."""
+    for option in reversed(_TEXT_OPTIONS.values()):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -44,7 +145,33 @@ _FEW_ROWS = 100  # fewer rows give rough probabilities
 @click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
 @plot_option
 @json_option
-@training_options
+@data_options(weights=True)
+@_hyperparameter_options
+@click.option(
+    "--validation",
+    type=PATH,
+    help="Data for --C auto, --delta auto and --calibrate [default: a tenth of DATA].",
+)
+@click.option("--validation-labels", type=PATH, help="Like --labels, for --validation.")
+@click.option("--validation-dense", type=PATH, help="Like --dense, for --validation.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing model.")
+@click.option(
+    "--no-examples",
+    is_flag=True,
+    help="Keep no training texts in the model [default: excerpts of five].",
+)
+@dense_option
+@click.option("--dense-only", is_flag=True, help="Use only the labels of DATA, and --dense.")
+@click.option(
+    "--pair-weights",
+    type=PATH,
+    metavar="FILE",
+    help="Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
+)
+@_text_options
+@cluster_option
+@threads_option
+@quiet_option
 @click.option(
     "--data-on-workers",
     is_flag=True,
@@ -53,45 +180,189 @@ _FEW_ROWS = 100  # fewer rows give rough probabilities
 def train(
     data: Path,
     model: Path,
-    arguments: Arguments,
     plot: Path | None,
     as_json: bool,
+    reading: Reading,
+    validation: Path | None,
+    validation_labels: Path | None,
+    validation_dense: Path | None,
+    overwrite: bool,
+    no_examples: bool,
+    dense_only: bool,
+    pair_weights: Path | None,
+    cluster: str | None,
+    threads: int | None,
+    quiet: bool,
     data_on_workers: bool,
+    **given: Any,
 ) -> None:
     """Train a model on DATA.
 
     If the directory holds an unfinished run with the same data and options, it is resumed. With --C
     auto, --plot draws how C was chosen.
     """
+    from dismec.data.dataset import load_data
+    from dismec.data.mixed import load_dense
+    from dismec.data.names import load_names
+    from dismec.data.pair_weights import load_pair_weights
+    from dismec.data.training_file import TrainingData
+    from dismec.training.params import TrainOptions
+    from dismec.training.resume import check_output
+    from dismec.training.texts import texts_read
     from dismec.training.train import train_on
 
-    if plot and arguments.params["C"] != AUTO:
+    if plot and given["C"] != AUTO:
         raise click.UsageError("--plot requires --C auto")
-    check_plot(plot, arguments.overwrite)
+    check_plot(plot, overwrite)
+    learns = AUTO in (given["C"], given["delta"]) or given["calibrate"]
+    if (validation or validation_labels) and not (validation and learns):
+        raise click.UsageError(
+            "--validation requires --C auto, --delta auto or --calibrate, "
+            "and --validation-labels requires --validation"
+        )
+    if reading.dense is None and (dense_only or validation_dense):
+        option = "--dense-only" if dense_only else "--validation-dense"
+        raise click.UsageError(f"{option} requires --dense")
+    if reading.dense is not None and bool(validation) != bool(validation_dense):
+        raise click.UsageError("with --dense, --validation requires --validation-dense")
+    of_texts = {name: given.pop(name) for name in _TEXT_OPTIONS}
+    file = None
+    if data_on_workers:
+        others = {"pair_weights": pair_weights, "validation": validation, **of_texts}
+        _check_on_workers(cluster, reading, others)
+    else:
+        check_output(model, overwrite)
+        file = reading.look(data)
+    is_text = file is not None and file.is_texts
+    params = _training_params(given, is_text and not dense_only)
+    text = None if file is None else _text_params(of_texts, file, dense_only)
     begin = time.perf_counter()
-    with arguments.opened(data, model, data_on_workers) as (rows, options):
-        trained = train_on(rows, options)
+    with ExitStack() as stack:
+        stack.enter_context(_resumable(model))
+        progress = stack.enter_context(shown_progress(quiet, "training"))
+        stack.enter_context(cluster_messages(cluster, quiet))
+        pairs = None if pair_weights is None else load_pair_weights(pair_weights)
+        dense, judge_dense = (
+            None if path is None else load_dense(path) for path in (reading.dense, validation_dense)
+        )
+        judge: Any = None
+        if validation and not is_text:
+            rows = load_data(validation, labels=validation_labels, threads=threads)
+            judge = _with_dense(rows.X, judge_dense, dense_only), rows.Y
+        options = TrainOptions(
+            params,
+            model,
+            judge,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            cluster=cluster,
+        )
+        if file is None:
+            names = load_names(reading.names) if reading.names else None
+            found = TrainingData(str(data), None, names=names)
+        elif is_text:
+            file.read_twice()
+            found, options = stack.enter_context(
+                texts_read(
+                    file,
+                    options,
+                    text,
+                    fmt=reading.fmt,
+                    validation=validation,
+                    weights=reading.row_weights,
+                    pair_weights=pairs,
+                    log=None if quiet else print_message,
+                    examples=not no_examples,
+                    dense=dense,
+                    validation_dense=judge_dense,
+                    dense_only=dense_only,
+                )
+            )
+        else:
+            X, Y, names = reading.load(file, threads)
+            X = _with_dense(X, dense, dense_only)
+            source = file.path if file.kind == "xmc" else None
+            found = TrainingData(X, Y, reading.row_weights, pairs, names, source)
+        trained = train_on(found, options)
     if plot:
         from dismec.report.figures import draw_tuning
 
-        params = trained.params
-        draw_tuning(params["C_table"], params["C_auto"]["metric"], params["C"], plot)
+        learned = trained.params
+        draw_tuning(learned["C_table"], learned["C_auto"]["metric"], learned["C"], plot)
     seconds = time.perf_counter() - begin
     if as_json:
         facts = trained_facts(trained, model, seconds)
-        if options.params.chooses_C:
-            table = {"metric": options.params.metric, "table": trained.params["C_table"]}
+        if params.chooses_C:
+            table = {"metric": params.metric, "table": trained.params["C_table"]}
             facts |= {"C": trained.params["C"], **table}
         click.echo(json.dumps(facts))
     else:
-        if options.params.chooses_C:
+        if params.chooses_C:
             _print_chosen_C(trained)
-        if not arguments.quiet:
-            _print_learned(trained, options.params)
+        if not quiet:
+            _print_learned(trained, params)
             print_trained(trained, model, seconds)
-    if not arguments.quiet:
+    if not quiet:
         _warn_of_few_rows(trained)
     print_unsolved(trained)
+
+
+@contextmanager
+def _resumable(model: Path) -> Iterator[None]:
+    """After Ctrl-C, print how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"{model}: run the same command again to resume", err=True)
+        raise
+
+
+def _with_dense(X: Any, dense: Any, dense_only: bool) -> Any:
+    if dense is None:
+        return X
+    return [dense] if dense_only else [X, dense]
+
+
+def _check_on_workers(cluster: str | None, reading: Reading, others: dict[str, Any]) -> None:
+    """Raise an error for options that --data-on-workers does not support."""
+    if cluster is None:
+        raise click.UsageError("--data-on-workers requires --cluster")
+    own = {"labels": reading.labels, "weights": reading.weights, "dense": reading.dense}
+    for name, value in (own | others | reading.columns).items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is not supported with --data-on-workers")
+
+
+def _training_params(given: dict[str, Any], is_text: bool) -> TrainingParams:
+    """Return the hyperparameters, given by their names on the command line."""
+    values: dict[str, Any] = {
+        name.removeprefix("no_"): not value if name.startswith("no_") else value
+        for name, value in given.items()
+    }
+    if values["tfidf"] is None:
+        values["tfidf"] = is_text
+    try:
+        return TrainingParams(**values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _text_params(of_texts: dict[str, Any], data: DataFile, dense_only: bool) -> TextParams | None:
+    """Return the parameters of text features; None if texts are not used."""
+    from dismec.features.vocabulary import TextParams
+
+    given = {key: value for key, value in of_texts.items() if value is not None}
+    used = data.is_texts and not dense_only
+    if given and not used:
+        option = min(given).replace("_", "-")
+        why = "which --dense-only ignores" if data.is_texts else f"but {data} holds numeric data"
+        raise click.UsageError(f"--{option} is for texts, {why}")
+    try:
+        return TextParams(**given) if used else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _print_chosen_C(model: Model) -> None:
@@ -210,7 +481,7 @@ def _edit(
     found = reading.look(data)
     dataset, weights = reading.weighted_rows_of(open_model(model), found, threads, trains=True)
     with (
-        resumable(model),
+        _resumable(model),
         shown_progress(quiet, "training") as progress,
         cluster_messages(cluster, quiet),
     ):

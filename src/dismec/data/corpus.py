@@ -214,7 +214,8 @@ def _rows_of(
     if kind in ("XMC text", "npz", "xmc"):
         raise DataError(
             f"{path}: not texts; a CSV or TSV file needs the extension .csv or .tsv, or its format "
-            "given (data_format='csv')"
+            "given",
+            "data_format='csv'",
         )
     for entry in unused_entries(kind):
         if getattr(fmt, entry) is not None:

@@ -234,7 +234,7 @@ def save_data(
     elif name.endswith(".npz"):
         if labels is None:
             raise DataError(
-                f"{path}: a .npz file holds one matrix; name another for the labels (labels=…)"
+                f"{path}: a .npz file holds one matrix; name another for the labels", "labels=…"
             )
         if Path(labels).resolve() == path.resolve():
             raise DataError(f"{path}: X and the labels cannot be in the same .npz file")
@@ -306,7 +306,7 @@ def _dataset(
 def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: bool) -> Dataset:
     if labels is None and needs_labels:
         raise DataError(
-            f"{path}: a .npz file holds X alone; name the file of the labels (labels=…)"
+            f"{path}: a .npz file holds X alone; name the file of the labels", "labels=…"
         )
     X = read_npz(path, file)
     if labels is None:

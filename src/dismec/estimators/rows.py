@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +14,17 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from dismec.data.columns import label_names_of
 from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
-from dismec.data.mixed import MixedRows, check_features, is_parts
+from dismec.data.mixed import check_features, is_parts
 from dismec.data.pair_weights import check_pair_weights, pairs_at
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError
-from dismec.estimators.shared import (
-    NOT_ROUTED,
-    Estimator,
-    check_none_empty,
-    class_costs,
-    stored_class_weight,
-)
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
-from dismec.model.opening import open_model
-from dismec.training.train import fit
 
 __all__ = ["DiSMECClassifier"]
-
-_DENSE_SCORES = 1 << 24  # scores that predict holds at a time while it builds a sparse indicator
 
 
 class DiSMECClassifier(Estimator):
@@ -97,7 +86,6 @@ class DiSMECClassifier(Estimator):
     classes_: npt.NDArray[Any]
     multilabel_: bool
     _sparse_output: bool
-    __metadata_request__predict: ClassVar = {"allowed": NOT_ROUTED}
 
     def __init__(
         self,
@@ -231,24 +219,16 @@ class DiSMECClassifier(Estimator):
         judge = None
         if validation is not None:
             judge = validation[0], self._truth(validation[1])
-        costs = class_costs(
-            self.class_weight,
-            Y,
-            self.classes_.tolist(),
-            exclusive=not self.multilabel_,
-            weights=weights,
-        )
-        self.model_ = fit(
+        self._fit(
             rows,
             Y,
             self._params(),
+            self.classes_.tolist(),
+            exclusive=not self.multilabel_,
             names=names,
             validation=judge,
             weights=weights,
             pair_weights=pairs,
-            costs=costs,
-            threads=self._threads(),
-            cluster=self.cluster,
         )
         return self
 
@@ -259,90 +239,20 @@ class DiSMECClassifier(Estimator):
         classes: Any = self.classes_
         return matrix_of_labels(y, classes.tolist() if classes.dtype.kind == "U" else None)
 
-    def predict_topk(
-        self, X: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Predict the k best labels of each row.
-
-        Parameters
-        ----------
-        X : matrix of shape (n_rows, n_features)
-            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
-        k : int, default=5
-            Number of labels per row.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
-            (n_rows, n_labels) with a set for each row. By default all.
-
-        Returns
-        -------
-        labels : ndarray of int32, shape (n_rows, k)
-            Positions in `classes_`, best first; −1 marks an empty place.
-        values : ndarray of float32, shape (n_rows, k)
-            Scores or, with `calibrate`, probabilities; labels are ranked by these.
-        """
-        if self._is_binary():
-            self._allowed(allowed)
-            k = check_k(k)
-            scores = self.decision_function(X)[:, None]
-            both = np.hstack([-scores, scores])
-            order = np.argsort(-both, axis=1, kind="stable").astype(np.int32)
-            ranked = np.take_along_axis(both, order, axis=1)
-            pad = ((0, 0), (0, max(0, k - 2)))
-            return (
-                np.pad(order, pad, constant_values=-1)[:, :k],
-                np.pad(ranked, pad, constant_values=-np.inf)[:, :k],
-            )
-        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
-        return self.model_.predict_topk(self._rows(X), k, **how)
-
-    def predict_proba_topk(
-        self, X: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Predict the k most probable labels of each row.
-
-        Requires ``calibrate=True``. Each label is predicted independently, so probabilities need
-        not sum to 1.
-
-        Parameters
-        ----------
-        X : matrix of shape (n_rows, n_features)
-            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
-        k : int, default=5
-            Number of labels per row.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
-            (n_rows, n_labels) with a set for each row. By default all.
-
-        Returns
-        -------
-        labels : ndarray of int32, shape (n_rows, k)
-            Positions in `classes_`, most probable first; −1 marks an empty place.
-        probabilities : ndarray of float32, shape (n_rows, k)
-            Their probabilities; 0 at empty places.
-        """
-        rows = self._rows(X)
-        if self._is_binary():
-            raise DataError("two classes share one score: there is no top k; use predict_proba")
-        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
-        return self.model_.predict_proba_topk(rows, k, **how)
-
-    def decision_function(self, X: RowsLike) -> npt.NDArray[np.float32]:
-        """Compute the scores of all labels.
-
-        Parameters
-        ----------
-        X : matrix of shape (n_rows, n_features)
-            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n_rows, n_labels), or (n_rows,) for two classes
-            The scores.
-        """
-        rows = self._rows(X)
-        scores = self.model_.decision_function(rows, threads=self._threads())
-        return scores[:, 0] if self._is_binary() else scores
+    def _topk(self, X: Any, k: int, allowed: Any) -> Any:
+        if not self._is_binary():
+            return super()._topk(X, k, allowed)
+        self._allowed(allowed)
+        k = check_k(k)
+        scores = self.decision_function(X)[:, None]
+        both = np.hstack([-scores, scores])
+        order = np.argsort(-both, axis=1, kind="stable").astype(np.int32)
+        ranked = np.take_along_axis(both, order, axis=1)
+        pad = ((0, 0), (0, max(0, k - 2)))
+        return (
+            np.pad(order, pad, constant_values=-1)[:, :k],
+            np.pad(ranked, pad, constant_values=-np.inf)[:, :k],
+        )
 
     def predict(
         self, X: RowsLike, *, allowed: LabelsAllowed | None = None
@@ -351,11 +261,8 @@ class DiSMECClassifier(Estimator):
 
         Parameters
         ----------
-        X : matrix of shape (n_rows, n_features)
-            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
-            (n_rows, n_labels) with a set for each row. By default all.
+        X, allowed
+            As for `predict_topk`.
 
         Returns
         -------
@@ -372,47 +279,15 @@ class DiSMECClassifier(Estimator):
             check_none_empty(best)
             chosen: npt.NDArray[Any] = self.classes_[best]
             return chosen
+        rows = self._rows(X)
         if not self._sparse_output:
-            rows = self._rows(X)
             instead = "fit on a sparse Y to get a sparse result"
             check_dense("predict", rows.shape[0], len(self.classes_), 8, instead)
-            dense: npt.NDArray[Any] = self._indicator(rows, allowed).toarray().astype(int)
-            return dense
-        return self._indicator(self._rows(X), allowed)
+        sets = self.model_.assign(rows, probabilities=False, **self._how(allowed))
+        sets.data = np.ones(sets.nnz, np.uint8)
+        return sets if self._sparse_output else sets.toarray().astype(int)
 
-    def _indicator(self, X: Any, allowed: Any) -> sp.csr_array:
-        """Return a sparse indicator of the labels that score above 0."""
-        if allowed is not None:
-            how = {"allowed": self._allowed(allowed), "threads": self._threads()}
-            sets = self.model_.assign(X, probabilities=False, **how)
-            sets.data = np.ones(sets.nnz, np.uint8)
-            return sets
-        rows: Any = X if isinstance(X, MixedRows) else sp.csr_array(X)
-        threads = self._threads()
-        step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
-        parts = [
-            sp.csr_array(self.model_.decision_function(rows[i : i + step], threads=threads) > 0)
-            for i in range(0, rows.shape[0], step)
-        ]
-        return sp.vstack(parts, format="csr").astype(np.uint8)
-
-    def rows_and_truth(self, X: RowsLike, y: LabelsLike) -> tuple[Any, sp.csr_array]:
-        """Prepare rows and labels for a scorer.
-
-        Parameters
-        ----------
-        X : matrix of shape (n_rows, n_features)
-            The rows.
-        y : indicator matrix of shape (n_rows, n_labels)
-            Their labels.
-
-        Returns
-        -------
-        rows : matrix
-            The rows in the form that `model_` scores.
-        truth : csr_array of shape (n_rows, n_columns)
-            An indicator matrix whose first columns are the labels of the model.
-        """
+    def _rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:
         rows = self._rows(X)
         if not self.multilabel_:
             raise DataError("y has one class per row: use one of scikit-learn's scorers")
@@ -422,57 +297,21 @@ class DiSMECClassifier(Estimator):
     def _multilabel(self) -> bool:
         return bool(self.multilabel_)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the fitted model to a directory, or to a single file.
-
-        `dismec.open_model` and the command line can read it, too. The classes of a 1-d y are stored
-        as the names of the labels.
-
-        Parameters
-        ----------
-        path : str or path-like
-            The directory, or a file whose name ends in ``.zip``.
-        overwrite : bool, default=False
-            Whether to overwrite an existing model.
-        """
-        check_is_fitted(self)
-        about = {
+    def _about(self) -> dict[str, Any]:
+        return {
             "multilabel": self.multilabel_,
             "sparse_output": self._sparse_output,
             "classes": None if self.multilabel_ else self.classes_.tolist(),
             "named": self.classes_.dtype.kind == "U",
             "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
-            **stored_class_weight(self.class_weight),
         }
-        self.model_.save(path, estimator=about, overwrite=overwrite)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
-        """Load a saved estimator.
-
-        Parameters
-        ----------
-        path : str, path-like, bytes or binary file
-            A model, as for `dismec.open_model`. A model that was not saved by an estimator is
-            loaded as an estimator for indicator matrices.
-
-        Returns
-        -------
-        DiSMECClassifier
-            The fitted estimator.
-
-        Raises
-        ------
-        ModelError
-            If there is no model, or it is a text model.
-        """
-        model = open_model(path)
-        if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
-            raise ModelError(f"the manifest of the model lacks the parameter {min(missing)!r}")
+    def _restore(self, about: Mapping[str, Any]) -> None:
+        model = self.model_
         if model.vocabulary is not None:
             raise ModelError("the model was trained on texts; load it with DiSMECTextClassifier")
-        self: Self = cls._with_params_of(model)
-        about = model.manifest.estimator or {}
+        if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
+            raise ModelError(f"the manifest of the model lacks the parameter {min(missing)!r}")
         classes = about.get("classes")
         self.multilabel_ = about.get("multilabel", True)
         self._sparse_output = about.get("sparse_output", True)
@@ -482,7 +321,6 @@ class DiSMECClassifier(Estimator):
         self.n_features_in_ = model.n_features + model.n_dense
         if features := about.get("feature_names"):
             self.feature_names_in_ = np.array(features, object)
-        return self
 
     def _rows(self, X: Any) -> Any:
         check_is_fitted(self)

@@ -72,7 +72,7 @@ class _LabelScorer:
         if not isinstance(estimator, Estimator):
             name = type(estimator).__name__
             raise DataError(f"label_scorer scores the estimators of dismec, not {name}")
-        rows, Y = estimator.rows_and_truth(X, y)
+        rows, Y = estimator._rows_and_truth(X, y)
         model = estimator.model_
         truth = model.truth_of(Y)
         if self.metric in _F1:

@@ -1,11 +1,11 @@
-"""What both estimators share: parameters, threads, probabilities, class weights."""
+"""What both estimators share: parameters, predictions, saving, class weights."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any, cast
+from typing import Any, BinaryIO, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,17 @@ from sklearn.utils.validation import check_is_fitted
 from dismec.cpu import available_cpus
 from dismec.data.matrices import check_Y
 from dismec.data.row_weights import RowWeights
-from dismec.data.types import LabelsLike, RowsLike
+from dismec.data.types import RowsLike
 from dismec.errors import DataError
-from dismec.model.allowed import Allowed
+from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 from dismec.training.params import AUTO, TrainingParams
+from dismec.training.train import fit
 
-__all__ = ["NOT_ROUTED", "Estimator", "check_none_empty", "class_costs", "stored_class_weight"]
+__all__ = ["Estimator", "check_none_empty"]
 
-NOT_ROUTED = UNUSED  # marks a parameter that is not metadata
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
 
@@ -38,7 +39,7 @@ def check_none_empty(best: npt.NDArray[np.int32]) -> None:
 
 
 class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """The base class of both estimators: parameters, threads, where to fit, dense results."""
+    """The base class of both estimators; X are rows or texts, as passed to `fit`."""
 
     model_: Model
     calibrate: bool
@@ -49,6 +50,174 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     class_weight: Any
     n_jobs: int | None
     cluster: Any
+    __metadata_request__predict: ClassVar = {"allowed": UNUSED}  # not metadata for routing
+
+    def predict_topk(
+        self, X: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """Predict the k best labels of each row or text.
+
+        Parameters
+        ----------
+        X : rows or texts
+            As passed to `fit`.
+        k : int, default=5
+            Number of labels per row.
+        allowed : labels or indicator matrix, default=None
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
+
+        Returns
+        -------
+        labels : ndarray of shape (n_rows, k)
+            Best first. `DiSMECClassifier` returns positions in `classes_`, and −1 for an empty
+            place; `DiSMECTextClassifier` returns labels, and None for an empty place.
+        values : ndarray of float32, shape (n_rows, k)
+            Scores or, with `calibrate`, probabilities; labels are ranked by these. −inf or 0 at
+            empty places.
+        """
+        found, values = self._topk(X, k, allowed)
+        return self._as_labels(found), values
+
+    def predict_proba_topk(
+        self, X: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """Predict the k most probable labels of each row or text.
+
+        Requires ``calibrate=True``. Each label is predicted independently, so probabilities need
+        not sum to 1.
+
+        Parameters
+        ----------
+        X, k, allowed
+            As for `predict_topk`.
+
+        Returns
+        -------
+        labels : ndarray of shape (n_rows, k)
+            As for `predict_topk`, most probable first.
+        probabilities : ndarray of float32, shape (n_rows, k)
+            Their probabilities; 0 at empty places.
+        """
+        rows, how = self._rows(X), self._how(allowed)
+        if self._is_binary():
+            raise DataError("two classes share one score: there is no top k; use predict_proba")
+        found, p = self.model_.predict_proba_topk(rows, k, **how)
+        return self._as_labels(found), p
+
+    def decision_function(self, X: RowsLike) -> npt.NDArray[np.float32]:
+        """Compute the scores of all labels.
+
+        Parameters
+        ----------
+        X : rows or texts
+            As passed to `fit`.
+
+        Returns
+        -------
+        ndarray of float32, shape (n_rows, n_labels)
+            The scores. For two classes, with one class per row, shape (n_rows,): above 0 for the
+            second class.
+
+        Raises
+        ------
+        DataError
+            If the result does not fit in memory; `predict_topk` needs far less.
+        """
+        scores = self._fitted().decision_function(self._rows(X), threads=self._threads())
+        if self._is_binary():
+            return scores[:, 0]
+        if not self._multilabel and scores.shape[1] == 2:
+            return (scores[:, 1] - scores[:, 0]) / np.float32(2)
+        return scores
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a directory, or to a single file.
+
+        `dismec.open_model` and the command line can read it, too. Classes are stored as the names
+        of the labels.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The directory, or a file whose name ends in ``.zip``.
+        overwrite : bool, default=False
+            Whether to overwrite an existing model.
+        """
+        model = self._fitted()
+        about = self._about() | _stored_class_weight(self.class_weight)
+        model.save(path, estimator=about, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
+        """Load a saved estimator.
+
+        Parameters
+        ----------
+        path : str, path-like, bytes or binary file
+            A model, as for `dismec.open_model`. One that was not saved by an estimator is loaded as
+            an estimator for indicator matrices, or for lists of labels if it was trained on texts.
+
+        Returns
+        -------
+        estimator
+            The fitted estimator.
+
+        Raises
+        ------
+        ModelError
+            If there is no model, or it is one for the other estimator.
+        """
+        model = open_model(path)
+        self: Self = cls._with_params_of(model)
+        self._restore(model.manifest.estimator or {})
+        return self
+
+    def _fit(
+        self,
+        rows: Any,
+        Y: Any,
+        params: TrainingParams,
+        classes: Sequence[Any],
+        *,
+        exclusive: bool,
+        weights: RowWeights | None,
+        **data: Any,
+    ) -> None:
+        """Fit the model on checked data, with the class weights."""
+        self.model_ = fit(
+            rows,
+            Y,
+            params,
+            weights=weights,
+            costs=_class_costs(self.class_weight, Y, classes, exclusive, weights),
+            threads=self._threads(),
+            cluster=self.cluster,
+            **data,
+        )
+
+    def _topk(self, X: Any, k: int, allowed: Any) -> Any:
+        """Return the numbers of the k best labels, and their values."""
+        return self._fitted().predict_topk(self._rows(X), k, **self._how(allowed))
+
+    def _how(self, allowed: Any) -> dict[str, Any]:
+        return {"allowed": self._allowed(allowed), "threads": self._threads()}
+
+    def _is_binary(self) -> bool:
+        """Whether there are two classes that share one score."""
+        return False
+
+    def _as_labels(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the labels with these numbers, as predictions name them."""
+        return numbers
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a saved model stores for `_restore`."""
+        raise NotImplementedError
+
+    def _restore(self, about: Mapping[str, Any]) -> None:
+        """Set what a fitted estimator has besides its model and its parameters."""
+        raise NotImplementedError
 
     def _fitted(self) -> Model:
         check_is_fitted(self, "model_")
@@ -142,7 +311,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the model's number of a label; raise `DataError` if it is not in `classes_`."""
         raise NotImplementedError
 
-    def rows_and_truth(self, X: RowsLike, y: LabelsLike) -> tuple[Any, sp.csr_array]:
+    def _rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:
         """Return X as the model scores it, and y as a matrix with the model's labels first."""
         raise NotImplementedError
 
@@ -168,13 +337,12 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return copy.set_params(cluster=cluster)
 
 
-def class_costs(
+def _class_costs(
     class_weight: Any,
     Y: Any,
     classes: Sequence[Any],
-    *,
     exclusive: bool,
-    weights: RowWeights | None = None,
+    weights: RowWeights | None,
 ) -> Costs | None:
     """Return the costs of each label's positive and negative rows; None if all are 1.
 
@@ -223,7 +391,7 @@ def class_costs(
     return Costs(of_class, np.ones(n_columns))
 
 
-def stored_class_weight(class_weight: Any) -> dict[str, Any]:
+def _stored_class_weight(class_weight: Any) -> dict[str, Any]:
     """Return the class weights as stored with a saved estimator; empty if there are none."""
     if class_weight is None:
         return {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +19,12 @@ from dismec.data.targets import Kind, Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError
 from dismec.estimators.scorers import check_scorer
-from dismec.estimators.shared import (
-    NOT_ROUTED,
-    Estimator,
-    check_none_empty,
-    class_costs,
-    stored_class_weight,
-)
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
-from dismec.model.opening import open_model
 from dismec.model.rankings import ranked
-from dismec.training.train import fit
 
 __all__ = ["DiSMECTextClassifier"]
 
@@ -90,12 +81,6 @@ class DiSMECTextClassifier(Estimator):
     target_: Kind
     _label_type: str
 
-    # The first arguments have other names than X and y, and are not metadata for routing.
-    __metadata_request__fit: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
-    __metadata_request__score: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
-    __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED, "allowed": NOT_ROUTED}
-    __metadata_request__decision_function: ClassVar = {"texts": NOT_ROUTED}
-
     def __init__(
         self,
         C: float | str = 1.0,
@@ -151,8 +136,8 @@ class DiSMECTextClassifier(Estimator):
 
     def fit(
         self,
-        texts: RowsLike,
-        labels: LabelsLike,
+        X: RowsLike,
+        y: LabelsLike,
         validation: LabeledRows | None = None,
         classes: Iterable[str | int] | None = None,
         sample_weight: WeightsLike | None = None,
@@ -161,11 +146,11 @@ class DiSMECTextClassifier(Estimator):
 
         Parameters
         ----------
-        texts : array-like of str, shape (n_texts,)
-            A list, an array, a Series of pandas or polars, an Arrow array or a generator. For texts
-            with dense features, a list ``[texts, E]`` (``docs/tutorial/embeddings.md``), also in
-            the other methods.
-        labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
+        X : array-like of str, shape (n_texts,)
+            The texts: a list, an array, a Series of pandas or polars, an Arrow array or a
+            generator. For texts with dense features, a list ``[texts, E]``
+            (``docs/tutorial/embeddings.md``), also in the other methods.
+        y : lists of labels, array-like of shape (n_texts,), or indicator matrix
             A list or set of labels for each text, or one label for each text, as strings or
             integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
             `predict` returns the same form. White space around a name is ignored.
@@ -189,15 +174,14 @@ class DiSMECTextClassifier(Estimator):
         DataError
             If the texts or labels are invalid.
         """
-        target = Target.of(labels, classes)
-        texts, dense = _split_dense(texts)
+        target = Target.of(y, classes)
+        texts, dense = _split_dense(X)
         rows = text_column(texts)
         _check_lengths(rows, target)
         check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
-            found = check_row_weights(sample_weight, len(rows), "sample_weight")
-            keep, weights = kept_rows(found)
+            keep, weights = kept_rows(check_row_weights(sample_weight, len(rows), "sample_weight"))
             if keep is not None:
                 rows, target = [rows[row] for row in keep.tolist()], target.of_rows(keep)
         if not rows or not target.Y.nnz:
@@ -211,24 +195,17 @@ class DiSMECTextClassifier(Estimator):
         judge = None
         if validation is not None:
             judge = self._aligned(vocabulary, *validation, target.classes)
-        costs = class_costs(
-            self.class_weight,
-            target.Y,
-            target.classes,
-            exclusive=target.kind == "classes",
-            weights=weights,
-        )
-        self.model_ = fit(
-            self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense),
+        found = self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+        self._fit(
+            found,
             target.Y,
             self._params(tfidf=True),
+            target.classes,
+            exclusive=target.kind == "classes",
             names=names,
             validation=judge,
             weights=weights,
-            costs=costs,
             vocabulary=vocabulary,
-            threads=self._threads(),
-            cluster=self.cluster,
         )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__
@@ -240,87 +217,8 @@ class DiSMECTextClassifier(Estimator):
         labels = self._as_labels(np.arange(self._fitted().n_labels))
         return np.array(labels.tolist()) if self._are_classes else labels
 
-    def predict_topk(
-        self, texts: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-        """Predict the k best labels of each text.
-
-        Parameters
-        ----------
-        texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as passed to `fit`.
-        k : int, default=5
-            Number of labels per text.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
-            (n_texts, n_labels) with a set for each text. By default all.
-
-        Returns
-        -------
-        labels : ndarray of shape (n_texts, k)
-            The labels, best first; None marks an empty place.
-        values : ndarray of float32, shape (n_texts, k)
-            Scores or, with `calibrate`, probabilities; labels are ranked by these. −inf or 0 at
-            empty places.
-        """
-        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
-        found, scores = self.model_.predict_topk(self._rows(texts), k, **how)
-        return self._as_labels(found), scores
-
-    def predict_proba_topk(
-        self, texts: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-        """Predict the k most probable labels of each text.
-
-        Requires ``calibrate=True``.
-
-        Parameters
-        ----------
-        texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as passed to `fit`.
-        k : int, default=5
-            Number of labels per text.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
-            (n_texts, n_labels) with a set for each text. By default all.
-
-        Returns
-        -------
-        labels : ndarray of shape (n_texts, k)
-            The labels, most probable first; None marks an empty place.
-        probabilities : ndarray of float32, shape (n_texts, k)
-            Their probabilities; 0 at empty places.
-        """
-        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
-        found, p = self.model_.predict_proba_topk(self._rows(texts), k, **how)
-        return self._as_labels(found), p
-
-    def decision_function(self, texts: RowsLike) -> npt.NDArray[np.float32]:
-        """Compute the scores of all labels.
-
-        Parameters
-        ----------
-        texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as passed to `fit`.
-
-        Returns
-        -------
-        ndarray of float32, shape (n_texts, n_labels)
-            The scores. If there is one label per text and two in all, shape (n_texts,): above 0 for
-            the second label.
-
-        Raises
-        ------
-        DataError
-            If the result does not fit in memory; `predict_topk` needs far less.
-        """
-        scores = self._fitted().decision_function(self._rows(texts), threads=self._threads())
-        if self.target_ == "classes" and scores.shape[1] == 2:
-            return (scores[:, 1] - scores[:, 0]) / np.float32(2)
-        return scores
-
     def predict(
-        self, texts: RowsLike, *, allowed: LabelsAllowed | None = None
+        self, X: RowsLike, *, allowed: LabelsAllowed | None = None
     ) -> list[tuple[Any, ...]] | npt.NDArray[Any] | sp.csr_array:
         """Predict the labels of each text, in the form of the labels passed to `fit`.
 
@@ -329,11 +227,8 @@ class DiSMECTextClassifier(Estimator):
 
         Parameters
         ----------
-        texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as passed to `fit`.
-        allowed : labels or indicator matrix, default=None
-            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
-            (n_texts, n_labels) with a set for each text. By default all.
+        X, allowed
+            As for `predict_topk`.
 
         Returns
         -------
@@ -341,8 +236,7 @@ class DiSMECTextClassifier(Estimator):
             For lists, a tuple of labels for each text, best first; for one label per text, an array
             of the best labels; for an indicator matrix, one of the same kind.
         """
-        model, rows = self._fitted(), self._rows(texts)
-        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+        model, rows, how = self._fitted(), self._rows(X), self._how(allowed)
         if self.target_ == "classes":
             best = model.predict_topk(rows, 1, **how)[0][:, 0]
             check_none_empty(best)
@@ -350,27 +244,20 @@ class DiSMECTextClassifier(Estimator):
         if self.target_ == "indicator":
             instead = "fit on sparse labels to get a sparse result"
             check_dense("predict", rows.shape[0], model.n_labels, 8, instead)
-        sets: Any = model.assign(rows, **how)
+        sets = model.assign(rows, **how)
         if self.target_ == "lists":
             named = self._as_labels(ranked(sets)[0])
             return [tuple(label for label in row if label is not None) for row in named]
         sets.data = np.ones(sets.nnz, np.uint8)
-        found: npt.NDArray[Any] | sp.csr_array = sets
-        if self.target_ == "indicator":
-            found = sets.toarray().astype(int)
-        return found
+        return sets.toarray().astype(int) if self.target_ == "indicator" else sets
 
-    def score(
-        self, texts: RowsLike, labels: LabelsLike, sample_weight: WeightsLike | None = None
-    ) -> float:
+    def score(self, X: RowsLike, y: LabelsLike, sample_weight: WeightsLike | None = None) -> float:
         """Compute P@1, the share of texts whose best label is right.
 
         Parameters
         ----------
-        texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as passed to `fit`.
-        labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
-            Their true labels, as for `fit`.
+        X, y
+            Texts and their true labels, as for `fit`.
         sample_weight : array-like of shape (n_texts,), default=None
             Weight of each text. By default all have the same weight.
 
@@ -379,80 +266,29 @@ class DiSMECTextClassifier(Estimator):
         float
             P@1, from 0 to 1.
         """
-        rows, Y = self.rows_and_truth(texts, labels)
+        rows, Y = self._rows_and_truth(X, y)
         top = self.model_.predict_topk(rows, 1, threads=self._threads())[0]
         if sample_weight is not None:
             sample_weight = check_row_weights(sample_weight, len(top), "sample_weight")
         return float(np.average(hits(Y, top)[:, 0], weights=sample_weight))
 
-    def rows_and_truth(self, X: RowsLike, y: LabelsLike) -> tuple[Any, Any]:
-        """Prepare texts and labels for a scorer.
-
-        Parameters
-        ----------
-        X : array-like of str, shape (n_texts,)
-            The texts.
-        y : lists of labels, array-like of shape (n_texts,), or indicator matrix
-            Their labels, as for `fit`.
-
-        Returns
-        -------
-        rows : TextRows or MixedRows
-            The texts in the form that `model_` scores.
-        truth : csr_array of shape (n_texts, n_columns)
-            An indicator matrix whose first columns are the labels of the model.
-        """
+    def _rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:
         vocabulary = self._fitted().vocabulary
         assert vocabulary is not None
         return self._aligned(vocabulary, X, y, self.classes_.tolist())
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the fitted model to a directory, or to a single file.
+    def _about(self) -> dict[str, Any]:
+        return {"target": self.target_, "label_type": self._label_type}
 
-        `dismec.open_model` and the command line can read it, too.
-
-        Parameters
-        ----------
-        path : str or path-like
-            The directory, or a file whose name ends in ``.zip``.
-        overwrite : bool, default=False
-            Whether to overwrite an existing model.
-        """
-        model = self._fitted()
-        about = {"target": self.target_, "label_type": self._label_type}
-        about |= stored_class_weight(self.class_weight)
-        model.save(path, estimator=about, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
-        """Load a saved estimator.
-
-        Parameters
-        ----------
-        path : str, path-like, bytes or binary file
-            A text model, as for `dismec.open_model`.
-
-        Returns
-        -------
-        DiSMECTextClassifier
-            The fitted estimator.
-
-        Raises
-        ------
-        ModelError
-            If there is no model, or it was not trained on texts.
-        """
-        model = open_model(path)
+    def _restore(self, about: Mapping[str, Any]) -> None:
+        model = self.model_
         if model.vocabulary is None:
             raise ModelError("the model was not trained on texts; load it with DiSMECClassifier")
-        self: Self = cls._with_params_of(model)
-        about = model.manifest.estimator or {}
         self.target_ = about.get("target", "lists")
         kind = about.get("label_type")
         # A label that was added later may have a name that is not a number.
         sound = kind in _TYPES and all(map(_TYPE_NAMES[kind].fullmatch, model.names or ()))
         self._label_type = str(kind) if sound else "str"
-        return self
 
     def _aligned(
         self, vocabulary: Vocabulary, texts: Any, labels: Any, classes: list[Any]

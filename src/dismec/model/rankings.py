@@ -108,7 +108,9 @@ class Rankings(ABC):
 
     def _calibrated(self) -> Calibration:
         if self.calibration is None:
-            raise ModelError("the model gives no probabilities: train it with calibrate=True")
+            raise ModelError(
+                "the model gives no probabilities: train it with calibration", "calibrate=True"
+            )
         return self.calibration
 
     @cached_property

@@ -61,7 +61,7 @@ def write_model(
         return
     if path.exists() and not overwrite:
         raise ModelError(
-            f"{path} already exists: choose another name, or overwrite it (overwrite=True)"
+            f"{path} already exists: choose another name, or overwrite it", "overwrite=True"
         )
     with whole_file(path) as file:
         _pack_into(file, write)
@@ -80,8 +80,8 @@ def _write_directory(
     with locked(directory):
         if holds_model(directory) and not overwrite:
             raise ModelError(
-                f"{directory} already holds a model: "
-                "choose another directory, or overwrite it (overwrite=True)"
+                f"{directory} already holds a model: choose another directory, or overwrite it",
+                "overwrite=True",
             )
         new = replacement_folder(directory)
         folder = new or directory

@@ -32,8 +32,7 @@ from dismec.serve.contract import (
     Contract,
     Limits,
 )
-from dismec.serve.label_browser import ServedTree
-from dismec.serve.label_filter import LabelFilter
+from dismec.serve.label_filter import LabelFilter, ServedTree
 from dismec.serve.request_rows import parse, text_vocabulary
 
 __all__ = ["Service"]
@@ -47,6 +46,7 @@ class _Served(NamedTuple):
     """A model and what belongs to it, which always change together."""
 
     model: Model
+    contract: Contract
     tree: ServedTree | None
     filter: LabelFilter
     files: object  # the state of the files on disk when they were opened
@@ -70,7 +70,7 @@ class Service:
         marker: Path | None = None,
     ) -> None:
         self.name = path.absolute().name
-        self.contract = Contract(limits, hierarchy=hierarchy is not None)
+        self.limits = limits
         self.version = version("dismec")
         self.has_hierarchy = hierarchy is not None
         self._path, self._hierarchy, self._marker = path, hierarchy, marker
@@ -83,12 +83,18 @@ class Service:
         if self._hierarchy is not None:
             labels = load_tree(self._hierarchy, model.names, model.n_labels)
             tree = ServedTree(labels, model.label_counts)
-        return _Served(model, tree, LabelFilter(model, tree), files)
+        contract = Contract(self.limits, model, hierarchy=tree is not None)
+        return _Served(model, contract, tree, LabelFilter(model, tree), files)
 
     @property
     def model(self) -> Model:
         """The model that is currently served."""
         return self._served.model
+
+    @property
+    def contract(self) -> Contract:
+        """The requests and answers of this model."""
+        return self._served.contract
 
     def files_on_disk(self) -> object:
         """Return a value that changes when a reload may give another model or hierarchy."""
@@ -104,8 +110,9 @@ class Service:
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """Return the best labels, with the scores of `predict_topk`, and the number of rows."""
-        model, tree, labels, _ = self._served  # for the whole request, even if another is loaded
-        X, request = parse("/predict", body, model, self.contract)
+        # For the whole request, even if another model is loaded.
+        model, contract, tree, labels, _ = self._served
+        X, request = parse("/predict", body, contract)
         rows = _best_labels(model, X, request, labels.find(request))
         if tree is not None:
             for row in rows:
@@ -115,8 +122,8 @@ class Service:
 
     def explain(self, body: bytes) -> bytes:
         """Return what contributes to the score of a label, and its rank."""
-        model, tree, *_ = self._served
-        X, request = parse("/explain", body, model, self.contract)
+        model, contract, tree, *_ = self._served
+        X, request = parse("/explain", body, contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
         asked = request["label"]
@@ -138,7 +145,7 @@ class Service:
         request = self.contract.check_query("/labels", query)
         served, limit = self._served, request["limit"]
         model = served.model
-        found = served.filter.search().find(request["search"], limit + 1)
+        found = served.filter.search.find(request["search"], limit + 1)
         rows = [
             {"label": label}
             | ({} if model.names is None else {"name": model.names[label]})
@@ -182,7 +189,7 @@ class Service:
 
     def describe(self) -> dict[str, Any]:
         """Describe the served model: the answer of ``/model``."""
-        (model, tree, *_), limits = self._served, self.contract.limits
+        (model, _, tree, *_), limits = self._served, self.limits
         manifest = model.manifest
         return {
             "name": self.name,

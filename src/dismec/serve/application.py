@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dismec.data.printable import printable
 from dismec.errors import DataError
 from dismec.serve.answers import Service
-from dismec.serve.description import Interface, openapi
+from dismec.serve.description import openapi
 from dismec.serve.page import docs_page, page
 from dismec.serve.prometheus import CONTENT_TYPE_LATEST, Metrics
 from dismec.serve.request_rows import LongTexts, NumericRows
@@ -76,7 +76,7 @@ class _Endpoints:
         self.has_hierarchy = service.has_hierarchy
         self._token = (settings.token or "").encode(errors="surrogateescape")
         self._service = service
-        self._limits = service.contract.limits
+        self._limits = service.limits
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="dismec-serve")
         self._pending = 0  # predictions waiting or being computed
         self._most_pending = settings.threads + self._limits.queue
@@ -267,9 +267,7 @@ class _Endpoints:
         return HTMLResponse(text, headers=headers)
 
     def _description(self) -> dict[str, Any]:
-        service = self._service
-        served = Interface.of(service.model, hierarchy=service.has_hierarchy)
-        return openapi(service.contract, service.version, self.guarded, served)
+        return openapi(self._service.contract, self._service.version, self.guarded)
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)

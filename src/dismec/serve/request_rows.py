@@ -13,7 +13,6 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.counts import counted
 from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextRows, Vocabulary
@@ -35,31 +34,27 @@ class LongTexts(DataError):  # noqa: N818  it says what came
 
 
 def parse(
-    path: str, body: bytes, model: Model, contract: Contract
+    path: str, body: bytes, contract: Contract
 ) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
-    """Return the rows of a request for the model, and the request checked by `Contract.check`.
+    """Return the rows of a request for a model, and the request checked by `Contract.check`.
 
-    Its "features" may be empty lists there, because they are in the rows. "rank" is always present.
-    `DataError` has a one-line reason, if `path` does not accept the request or the model does not
-    support it; it is `NumericRows` if features are sent to a text model without "numeric", and
+    Its "features" may be empty lists there, because they are in the rows. `DataError` has a
+    one-line reason; it is `NumericRows` if features are sent to a text model without "numeric", and
     `LongTexts` if there are more characters than the contract allows.
     """
+    model = contract.model
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     read = _read_json(body)
     _check_length(read, contract.limits.characters)
     request = contract.check(path, read)
-    calibrated = model.calibration is not None
-    request["rank"] = request.get("rank") or ("probability" if calibrated else "score")
-    by_probability, least = request["rank"] == "probability", request.get("threshold")
-    if by_probability and not calibrated:
-        raise DataError('"rank" is "probability", but the model is not calibrated')
-    if by_probability and least is not None and not 0 <= least <= 1:
+    least = request.get("threshold")
+    if least is not None and request["rank"] == "probability" and not 0 <= least <= 1:
         raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
     rows = request.get("rows", [request])
     has_texts = bool(rows) and "text" in rows[0]
     numeric = request.get("numeric", False)
     where = "row index {}" if "rows" in request else "the row"
-    dense = _read_dense(rows, model, where)
+    dense = _read_dense(rows, model.n_dense, where) if model.n_dense else None
     if dense is not None and not model.n_features:
         return mixed_rows(None, dense), request
     if has_texts and numeric:
@@ -86,41 +81,14 @@ def _check_length(request: Any, most: int) -> None:
         raise LongTexts(f"the texts have {length} characters; at most {most} per request")
 
 
-def _read_dense(
-    rows: list[dict[str, Any]], model: Model, called: str
-) -> npt.NDArray[np.float32] | None:
-    """Return the dense features of rows, if the model uses them: each row must have all of them.
-
-    `called` is the name of a row in errors, to which its index is added.
-    """
-    width = model.n_dense
-    values = np.empty((len(rows), width), np.float32)
+def _read_dense(rows: list[dict[str, Any]], width: int, called: str) -> npt.NDArray[np.float32]:
+    """Return the dense features of rows; `called` is the name of a row in errors."""
     for number, row in enumerate(rows):
-        where, given = called.format(number), row.get("dense")
-        if not width:
-            if given is not None:
-                raise DataError(
-                    f'{where}: {counted(len(given), "dense feature")} ("dense"); the model has 0'
-                )
-            continue
-        others = [key for key in ("text", "features") if row.get(key) is not None]
-        if model.n_features and not others:
-            beside = "features" if model.vocabulary is None else "text"
-            raise DataError(
-                f'{where} has no "{beside}", but the model needs '
-                f"{counted(model.n_features, 'feature')} in addition to {width} dense ones"
-            )
-        if others and not model.n_features:
-            raise DataError(f'{where} has "{others[0]}", but the model takes only dense features')
-        if given is None or len(given) != width:
-            found = counted(0 if given is None else len(given), "dense feature")
-            raise DataError(f'{where}: {found} ("dense"); the model has {width}')
-        for place, value in enumerate(given):
+        for place, value in enumerate(row["dense"]):
             if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
-                shown = reprlib.repr(value)
+                where, shown = called.format(number), reprlib.repr(value)
                 raise DataError(f"{where}, dense feature {place}: {shown} is not a finite float32")
-        values[number] = given
-    return values if width else None
+    return np.array([row["dense"] for row in rows], np.float32).reshape(len(rows), width)
 
 
 def text_vocabulary(model: Model) -> Vocabulary:

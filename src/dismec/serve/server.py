@@ -27,7 +27,7 @@ from dismec.serve.connections import Connection
 from dismec.serve.contract import Limits
 from dismec.serve.prometheus import FOLDER, forget_gauges
 
-__all__ = ["serve", "start_log"]
+__all__ = ["serve"]
 
 _BACKLOG = 2048  # connections waiting to be accepted
 _IDLE_SECONDS = 75  # longer than load balancers keep idle connections, so they close first
@@ -47,7 +47,7 @@ class _LogLines(logging.Formatter):
         return printable(super().format(record))
 
 
-def start_log() -> None:
+def _start_log() -> None:
     """Make a server process log to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLines("%(asctime)s %(message)s"))
@@ -55,16 +55,16 @@ def start_log() -> None:
 
 
 def serve(
-    path: str | os.PathLike[str],
+    path: Path,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    workers: int = 1,
-    threads: int | None = None,
-    limits: Limits | None = None,
-    token: str | None = None,
-    hierarchy: str | os.PathLike[str] | None = None,
-    ready: Callable[[str], None] = _log.info,
+    host: str,
+    port: int,
+    workers: int,
+    threads: int | None,
+    limits: Limits,
+    token: str | None,
+    hierarchy: Path | None,
+    ready: Callable[[str], None],
 ) -> None:
     """Serve a model until SIGTERM or SIGINT, then finish the requests in flight.
 
@@ -75,17 +75,15 @@ def serve(
     Bearer``; None disables authentication and ``/reload``. `hierarchy` is a file with the parents
     of labels. `ready` is called with the address once connections are accepted.
     """
+    _start_log()
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
-    if workers < 1:
-        raise DataError(f"workers is {workers}; expected at least 1")
     if threads is None:
         threads = max(1, available_cpus() // workers)
     if sys.platform != "win32":
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the model is being opened anyway
     with _bind(host, port) as listener:
-        tree = None if hierarchy is None else Path(hierarchy).absolute()
-        source = Path(path), limits or Limits(), tree
+        source = path, limits, None if hierarchy is None else hierarchy.absolute()
         # Opened before any process is started, so that an invalid model is an error here.
         service = Service(*source)
         hosts = _trusted_hosts(listener, host, token)
@@ -182,7 +180,7 @@ class _Processes(Multiprocess):
 
 def _create_application(source: _Source, marker: Path, settings: Settings) -> Any:
     """Create the application of one of several processes."""
-    start_log()
+    _start_log()
     try:
         return application(Service(*source, marker), settings)
     except (DismecError, OSError, MemoryError) as error:  # the model is being replaced

@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,6 @@ import numpy.typing as npt
 from dismec.cpu import available_cpus, kernels
 from dismec.data.matrices import csr_on
 from dismec.solve.block import Block, BlockStats, sum_counts
-from dismec.solve.costs import Costs
 from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import (
     Cancel,
@@ -29,7 +30,7 @@ from dismec.solve.problem import (
     empty_array,
 )
 
-__all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
+__all__ = ["solve_blocks", "solve_path"]
 
 T = TypeVar("T")
 
@@ -57,18 +58,33 @@ def solve_blocks(
     the number of labels just finished and the labels that were solved for them. An exception, or
     closing the generator, stops the threads within milliseconds; blocks kept by then stay.
     """
-    with BlockSolver(problem, params, keep, threads) as solver:
-        for number, labels in blocks.items():
-            solver.add(number, labels)
-        solver.end()
-        kept = 0
-        while kept < len(blocks):
-            event = solver.wait(0.2)  # the timeout lets the main thread see Ctrl-C
-            if isinstance(event, Kept):
-                kept += 1
-                yield event.get()
-            elif event and progress:
-                progress(*event)
+    unfinished = {
+        number: _OpenBlock(number, problem.equal_labels.among(labels))
+        for number, labels in blocks.items()
+    }
+    owner = np.full(problem.n_labels, -1, dtype=np.int64)
+    for number, block in unfinished.items():
+        owner[block.equal.distinct] = number
+    groups = [block.equal.distinct for block in unfinished.values()]
+    with _Threads(problem, params, groups, threads) as running:
+        n_kept = 0
+        while n_kept < len(blocks):
+            result = running.wait()
+            if isinstance(result, _Kept):
+                n_kept += 1
+                yield result.value
+                continue
+            solution, seconds = result
+            share = seconds / max(len(solution.labels), 1)
+            owners = owner[solution.labels]
+            n_labels = 0
+            for number in np.unique(owners).tolist():
+                block = unfinished[number]
+                n_labels += block.add(solution, np.flatnonzero(owners == number), share)
+                if block.complete:
+                    running.keep(keep, unfinished.pop(number).close())
+            if progress:
+                progress(n_labels, solution.labels)
 
 
 def solve_path(
@@ -83,128 +99,102 @@ def solve_path(
 
     See `LabelSolver`. All labels must have rows. Closing the generator stops the threads.
     """
-    threads = threads or available_cpus()
-    queue, cancel = _LabelQueue(), Cancel()
-    queue.add(_portions(problem, labels))
-    queue.end()
-    results: SimpleQueue[Any] = SimpleQueue()
     missing = len(labels) * len(path)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-solve")
-    try:
-        costs = params.weighting.costs(problem.label_counts, problem.n_rows)
-        for _ in range(threads):
-            pool.submit(_work, problem, params, costs, cancel, queue, results, path)
+    with _Threads(problem, params, [labels], threads, path) as running:
         while missing:
-            try:
-                result = results.get(timeout=0.2)
-            except Empty:
-                continue
-            if isinstance(result, BaseException):
-                raise result
-            solution, _ = result
+            solution, _ = running.wait()
             missing -= len(solution.labels)
             yield solution
-    finally:
-        cancel.set()
-        queue.end()
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass(frozen=True)
-class Kept(Generic[T]):
-    """A finished block: the result of `keep`, or the exception it raised."""
+class _Kept(NamedTuple):
+    """What `keep` returned for a finished block."""
 
-    number: int
-    value: T | None
-    error: BaseException | None = None
-
-    def get(self) -> T:
-        """Return the value, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        return cast(T, self.value)
+    value: Any
 
 
-class BlockSolver(Generic[T]):
-    """Threads that solve blocks; blocks may be added while they run.
+class _Threads(AbstractContextManager["_Threads"]):
+    """Threads that solve groups of labels, in this order.
 
-    While there are labels left to start, no thread waits for the last ones of a block. Leaving the
-    ``with`` statement stops the threads within milliseconds.
+    While there are labels left to start, no thread waits for the last ones of a group; after that,
+    it helps the other threads. Leaving the ``with`` statement stops them within milliseconds.
     """
 
     def __init__(
         self,
         problem: Problem,
         params: SolverParams,
-        keep: Callable[[Block], T],
-        threads: int | None = None,
+        groups: Iterable[npt.NDArray[np.int64]],
+        threads: int | None,
+        path: Sequence[float] = (),
     ) -> None:
         threads = threads or available_cpus()
-        self._problem = problem
-        self._keep = keep
-        self._cancel = Cancel()
-        self._open: dict[int, _OpenBlock] = {}
-        self._owner = np.full(problem.n_labels, -1, dtype=np.int64)
-        self._queue = _LabelQueue()
-        self._results: SimpleQueue[Any] = SimpleQueue()
-        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec-solve")
+        self._cancel, self._sharing = Cancel(), WorkSharing()
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
+        common = problem, params, self._cancel, costs, path, self._sharing
+        self._new_solver = partial(LabelSolver, *common)
+        self._portions = deque(chain.from_iterable(_portions(problem, g) for g in groups))
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        self._lock = Lock()
+        self._solving = threads  # threads that are not done with their labels
+        # One more thread, for `keep`.
+        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec-solve")
         for _ in range(threads):
-            self._pool.submit(
-                _work, problem, params, costs, self._cancel, self._queue, self._results
-            )
-
-    def __enter__(self) -> BlockSolver[T]:
-        return self
+            self._pool.submit(self._work)
 
     def __exit__(self, *_: object) -> None:
         self._cancel.set()
-        self._queue.end()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def add(self, number: int, labels: npt.NDArray[np.int64]) -> None:
-        """Start a block; its labels must not be in another unfinished block. Thread-safe."""
-        block = _OpenBlock(number, self._problem.equal_labels.among(labels))
-        self._open[number] = block
-        distinct = block.equal.distinct
-        self._owner[distinct] = number
-        self._queue.add(_portions(self._problem, distinct))
-
-    def end(self) -> None:
-        """Declare that no more blocks will be added."""
-        self._queue.end()
-
-    def wait(self, timeout: float) -> Kept[T] | tuple[int, npt.NDArray[np.int64]] | None:
-        """Return a finished block, labels just solved, or None after `timeout` seconds.
-
-        Solved labels come with the number of labels they stand for, including those with the same
-        rows.
-
-        Errors in a block are in its `Kept`; other errors are raised.
-        """
-        try:
-            result = self._results.get(timeout=timeout)
-        except Empty:
-            return None
-        if isinstance(result, BaseException):
-            raise result
-        if isinstance(result, Kept):
+    def wait(self) -> Any:
+        """Return the next result, a `Solution` and its seconds or a `_Kept`; raise any error."""
+        while True:
+            try:
+                result = self._results.get(timeout=0.2)  # lets the main thread see Ctrl-C
+            except Empty:
+                continue
+            if isinstance(result, BaseException):
+                raise result
             return result
-        return self._add(*result)
 
-    def _add(self, solution: Solution, seconds: float) -> tuple[int, npt.NDArray[np.int64]]:
-        """Add solved labels to their blocks; return how many they stand for, and themselves."""
-        share = seconds / max(len(solution.labels), 1)
-        owners = self._owner[solution.labels]
-        numbers = np.unique(owners)
-        n_labels = 0
-        for number in numbers.tolist():
-            block = self._open[number]
-            n_labels += block.add(solution, np.flatnonzero(owners == number), share)
-            if block.complete:
-                del self._open[number]
-                self._pool.submit(_keep_block, self._keep, block.close(), self._results)
-        return n_labels, solution.labels
+    def keep(self, keep: Callable[[Block], Any], block: Block) -> None:
+        """Call `keep` on one of the threads; `wait` returns what it returns."""
+
+        def call() -> None:
+            try:
+                self._results.put(_Kept(keep(block)))
+            except BaseException as error:
+                self._results.put(error)
+
+        self._pool.submit(call)
+
+    def _work(self) -> None:
+        try:
+            self._solve()
+        except BaseException as error:
+            self._results.put(error)
+        with self._lock:
+            self._solving -= 1
+            if not self._solving:
+                self._sharing.call_back()
+        while True:
+            calls = self._sharing.calls
+            if not self._solving:
+                return
+            self._sharing.help(calls)
+
+    def _solve(self) -> None:
+        """Solve labels until there are none left to start, passing on each result."""
+        solver = self._new_solver()
+        labels: npt.NDArray[np.int64] | None = _NONE
+        while labels is not None and not self._cancel:
+            with self._lock:
+                labels = self._portions.popleft() if self._portions else None
+            begin = time.perf_counter()
+            some = _NONE if labels is None else labels
+            solution = solver.solve(some, drain=labels is None)
+            if not self._cancel:
+                self._results.put((solution, time.perf_counter() - begin))
 
 
 class _OpenBlock:
@@ -258,103 +248,6 @@ class _OpenBlock:
             kernels.copy_rows(which, places.pop(), *of_source, indptr, indices, data)
         weights = csr_on(data, indices, indptr, (len(lengths), source.shape[1]))
         return Block(self.number, equal.labels, equal.copy_of, weights, stats)
-
-
-class _LabelQueue:
-    """A queue of labels to solve, in the order they were added, shared by threads.
-
-    A thread that finds no labels helps those that still have some.
-    """
-
-    def __init__(self) -> None:
-        self.sharing = WorkSharing()
-        self._portions: deque[npt.NDArray[np.int64]] = deque()
-        self._lock = Lock()
-        self._ended = False
-        self._solving = 0  # threads that hold labels and are not done with them
-
-    def add(self, portions: Iterable[npt.NDArray[np.int64]]) -> None:
-        with self._lock:
-            self._portions.extend(portions)
-        self.sharing.call_back()
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-        self.sharing.call_back()
-
-    def next(self) -> npt.NDArray[np.int64] | None:
-        """Return some labels, or None if there are none at the moment."""
-        with self._lock:
-            return self._portions.popleft() if self._portions else None
-
-    def begin(self) -> bool:
-        """Wait for labels, helping others meanwhile; return False if no more will come.
-
-        A thread that gets True must call `done` when it has finished.
-        """
-        while True:
-            calls = self.sharing.calls
-            with self._lock:
-                if self._portions:
-                    self._solving += 1
-                    return True
-                if self._ended:
-                    return False
-            self.sharing.help(calls)
-
-    def done(self) -> None:
-        with self._lock:
-            self._solving -= 1
-            last = not self._solving
-        if last:
-            self.sharing.call_back()
-
-    def help(self) -> None:
-        """Help until no thread has labels left."""
-        while True:
-            calls = self.sharing.calls
-            with self._lock:
-                if not self._solving:
-                    return
-            self.sharing.help(calls)
-
-
-def _work(
-    problem: Problem,
-    params: SolverParams,
-    costs: Costs,
-    cancel: Cancel,
-    queue: _LabelQueue,
-    results: SimpleQueue[Any],
-    path: Sequence[float] = (),
-) -> None:
-    """Solve the labels in the queue until it ends, passing on each result."""
-    try:
-        solver = LabelSolver(problem, params, cancel, costs, path, queue.sharing)
-        while not cancel and queue.begin():
-            try:
-                labels: npt.NDArray[np.int64] | None = _NONE
-                while labels is not None and not cancel:
-                    labels = queue.next()
-                    begin = time.perf_counter()
-                    some = _NONE if labels is None else labels
-                    solution = solver.solve(some, drain=labels is None)
-                    if not cancel:
-                        results.put((solution, time.perf_counter() - begin))
-            finally:
-                queue.done()
-        del solver  # frees its memory
-        queue.help()
-    except BaseException as error:
-        results.put(error)
-
-
-def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue[Any]) -> None:
-    try:
-        results.put(Kept(block.number, keep(block)))
-    except BaseException as error:
-        results.put(Kept(block.number, None, error))
 
 
 def _portions(problem: Problem, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:

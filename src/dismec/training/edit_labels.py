@@ -268,10 +268,6 @@ class _Edit:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.model = open_model(directory, check=True)  # what is rewritten must be intact
-        if self.model.manifest.shards is None:
-            raise ModelError(
-                f"{directory} has an older format; `dismec prune {directory} -o NEW` converts it"
-            )
         if (self.model.manifest.estimator or {}).get("classes") is not None:
             raise ModelError(
                 f"{directory}: labels of a multiclass model cannot be edited; retrain it"
@@ -293,7 +289,8 @@ class _Edit:
         if names is None:
             raise DataError(
                 f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
-                "which have names: pass the label names of the data (names=…)"
+                "which have names: pass the label names of the data",
+                "names=…",
             )
         if len(set(names)) < len(names):
             raise DataError("two labels of the data have the same name")
@@ -393,10 +390,9 @@ class _Edit:
 
     def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
         """Yield what is left of the model without some labels: unchanged files, or new shards."""
-        assert self.model.manifest.shards is not None
         left = np.ones(max(self.model.n_labels, 1 + int(gone.max())), np.bool_)
         left[gone] = False
-        for receipt, shard in zip(self.model.manifest.shards, self.model.shards, strict=True):
+        for receipt, shard in zip(self.model.manifest.shards or (), self.model.shards, strict=True):
             if left[shard.labels].all():
                 yield receipt
             else:

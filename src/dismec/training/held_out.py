@@ -65,8 +65,9 @@ def held_out(n_rows: int) -> npt.NDArray[np.int64]:
     """
     if n_rows < 2:
         raise DataError(
-            f'{counted(n_rows, "row")}: too few to hold one out for C="auto", delta="auto" or '
-            "calibrate=True; pass validation rows (validation=…)"
+            f"{counted(n_rows, 'row')}: too few to hold one out to choose C or delta or to "
+            "calibrate; pass validation rows",
+            "validation=…",
         )
     size = min(max(n_rows // 10, 1), _MOST_ROWS)
     return np.sort(np.random.default_rng(0).choice(n_rows, size, replace=False))

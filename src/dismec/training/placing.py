@@ -32,7 +32,7 @@ def placed(
     if options.cluster is None or not is_placed(data.X):
         if is_path(data.X):
             raise DataError(
-                "X is a path, which only the workers of a cluster can read: pass cluster=…"
+                "X is a path, which only the workers of a cluster can read: name one", "cluster=…"
             )
         yield data, options
         return

@@ -75,8 +75,8 @@ def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> N
     if manifest.complete or not resumes:
         kind = "a finished model" if manifest.complete else "an unfinished model"
         raise ModelError(
-            f"{directory} already holds {kind}: choose another directory, or overwrite it "
-            "(overwrite=True)"
+            f"{directory} already holds {kind}: choose another directory, or overwrite it",
+            "overwrite=True",
         )
 
 
@@ -95,7 +95,8 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
         _tidy_finished(directory, manifest)
         raise ModelError(
             f"{directory} already holds the finished model of this training; "
-            "to train it again, overwrite it (overwrite=True)"
+            "to train it again, overwrite it",
+            "overwrite=True",
         )
     return manifest
 
@@ -192,7 +193,8 @@ def _same_training(directory: Path, job: Job) -> Manifest:
     if differences:
         raise ModelError(
             f"{directory} holds a different model ({', '.join(differences)}): "
-            "choose another directory, or overwrite it (overwrite=True)"
+            "choose another directory, or overwrite it",
+            "overwrite=True",
         )
     return manifest
 
