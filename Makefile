@@ -1,4 +1,4 @@
-# make demo · make test · make quick · make lint: each installs what it needs into .venv.
+# make demo · make test · make test-all · make lint: each installs what it needs into .venv.
 # make wheel · make lowest · make warnings · make sanitize: checks before a release.
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ ANNIF := .venv-annif/bin
 # Runs test files side by side, one per core; the tests of a file run one after another.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test quick lint format docs warnings wheel lowest sanitize fuzz aarch64 annif clean FORCE
+.PHONY: demo test test-all lint format docs warnings wheel lowest sanitize fuzz aarch64 annif clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -23,17 +23,10 @@ demo: .venv/installed
 	$(BIN)/dismec demo
 
 test: .venv/tools
-	$(BIN)/python -m pytest -q $(PARALLEL)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow"
 
-# For the inner loop, at most a minute: no clusters, servers, browsers, commands or slow tests, and
-# fewer examples per property. Code that passes may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus dense_refining docs editing estimator explanation fuzz \
-  mapped_files outputs page power_loss printable pruning refining report resuming schemathesis server \
-  server_health shards synthetic tail text_training tuning unfinished workers
-quick: .venv/tools
-	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
-	  -m "not slow and not unhurried and not cluster" \
-	  $(filter-out $(UNHURRIED:%=tests/test_%.py),$(wildcard tests/test_*.py))
+test-all: .venv/tools
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 lint: .venv/tools
 	$(BIN)/ruff check .

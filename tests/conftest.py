@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
-import sys
+import time
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
+
+# Tests run side by side, and threads for their small matrices would only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -17,11 +21,12 @@ import scipy.sparse as sp
 from hypothesis import settings
 
 from dismec import TrainingParams, evaluate, load_data, train, train_text
+from dismec.cli import main
 from dismec.features.transform import Transform
 
-# No deadline: how long an example takes depends on the machine. "quick" is for `make quick`.
+# No deadline: how long an example takes depends on the machine. "few" is for wheels and emulation.
 settings.register_profile("default", deadline=None)
-settings.register_profile("quick", max_examples=15, deadline=None)
+settings.register_profile("few", max_examples=15, deadline=None)
 settings.load_profile("default")
 
 
@@ -103,9 +108,46 @@ def related(rows=900, seed=0):
     return sp.csr_array(X), sp.csr_array(Y)
 
 
+def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
+    """Generate embeddings with labels as directions, and sparse features that help a little."""
+    rng = np.random.default_rng(seed)
+    E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
+    E = E.astype(np.float32)
+    scores = E @ rng.standard_normal((width, labels))
+    Y = sp.csr_array((scores > np.quantile(scores, 0.9, axis=0)).astype(np.uint8))
+    X = sp.random_array(
+        (rows, features), density=0.1, random_state=rng, dtype=np.float32, format="csr"
+    )
+    return (X, E, Y) if features else (E, Y)
+
+
 @pytest.fixture(scope="session")
 def problem_data():
     return random_problem()
+
+
+@pytest.fixture(scope="session", params=["sparse", "dense", "both"])
+def each_kind(request):
+    """Rows of each kind that can be trained on, and their labels."""
+    if request.param == "sparse":
+        return random_problem()
+    if request.param == "dense":
+        E, Y = dense_problem()
+        return [E], Y
+    X, E, Y = dense_problem(features=60, seed=1)
+    return [X, E], Y
+
+
+@pytest.fixture(scope="session")
+def dask_cluster(tmp_path_factory):
+    """The scheduler's file of a cluster of two workers, to be left as it is."""
+    from clusters import Processes
+
+    with Processes(tmp_path_factory.mktemp("dask")) as processes:
+        processes.scheduler()
+        for _ in range(2):
+            processes.worker()
+        yield processes.file
 
 
 # Label names, some of which a page must handle with care, with the words of their texts.
@@ -138,7 +180,7 @@ def text_files(tmp_path_factory):
     write_texts(directory / "texts.jsonl")
     for name, options in (("plain", []), ("calibrated", ["--calibrate"])):
         command = ["train", directory / "texts.jsonl", "-o", directory / name, *options]
-        subprocess.run([sys.executable, "-m", "dismec", *map(str, command)], check=True)
+        main([*map(str, command), "--quiet"], standalone_mode=False)
     return directory
 
 
@@ -182,3 +224,25 @@ def train_unfinished(*args, **kwargs):
         pytest.raises(KeyboardInterrupt),
     ):
         train(*args, **kwargs)
+
+
+def run_killed(command, path, rng):
+    """Run a training until it has written a few more files to a directory, and kill it anywhere.
+
+    Returns whether it was killed: False if it finished the model, now or just before a kill.
+    """
+
+    def written():
+        return sum(len(files) for _, _, files in os.walk(path))
+
+    enough = written() + rng.randrange(8)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and written() < enough:
+        time.sleep(0.001)
+    time.sleep(rng.random() * 0.05)
+    process.kill()
+    _, error = process.communicate()
+    if process.returncode == -signal.SIGKILL:
+        return True
+    assert process.returncode == 0 or "finished model" in error, error
+    return False

@@ -78,11 +78,11 @@ def brute_force_scores(Xt, W):
 
 def topk(scores, k):
     """Return the k best labels and scores per row, ties to the smaller label; −1, −inf beyond."""
-    n_rows, n_labels = scores.shape
+    n_rows = len(scores)
     labels = np.full((n_rows, k), -1, dtype=np.int32)
     best = np.full((n_rows, k), -np.inf, dtype=np.float32)
     for row in range(n_rows):
-        order = sorted(range(n_labels), key=lambda label: (-scores[row, label], label))[:k]
+        order = np.argsort(-scores[row], kind="stable")[:k]
         labels[row, : len(order)] = order
         best[row, : len(order)] = scores[row, order]
     return labels, best
@@ -128,6 +128,8 @@ def minimum(X, s, C, a=1.0, b=1.0):
         t = 1.0
         while objective(X, s, w + t * step, C, a, b) > objective(X, s, w, C, a, b) and t > 1e-12:
             t /= 2
+        if t <= 1e-12:  # rounding leaves no better point
+            break
         w = w + t * step
     return w
 

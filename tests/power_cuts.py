@@ -278,17 +278,14 @@ class Recording:
         of the unsynced operations, and each of them alone present or alone missing.
         """
         rng = random.Random(seed)
-        seen = set()
+        seen: set[tuple] = set()
         for length in range(len(self.operations) + 1):
-            for tree in self._trees(length, most, rng):
-                key = tuple(sorted(tree.items()))
-                if key not in seen:
-                    seen.add(key)
-                    yield length, tree
+            for tree in _distinct(self._trees(length, most, rng), seen):
+                yield length, tree
 
     def at_the_end(self, most: int = 200, seed: int = 1) -> Iterator[Tree]:
-        """Yield what the disk may hold if the power fails after the last operation."""
-        return self._trees(len(self.operations), most, random.Random(seed))
+        """Yield what the disk may hold if the power fails after the last operation; each once."""
+        return _distinct(self._trees(len(self.operations), most, random.Random(seed)), set())
 
     def _trees(self, length: int, most: int, rng: random.Random) -> Iterator[Tree]:
         synced = self._synced(length)
@@ -311,6 +308,14 @@ class Recording:
             writes = any(isinstance(self.operations[number], Write) for number in chosen)
             for torn in _TORN if writes else ("whole",):
                 yield self.tree(length, chosen, torn)
+
+
+def _distinct(trees: Iterator[Tree], seen: set[tuple]) -> Iterator[Tree]:
+    for tree in trees:
+        key = tuple(sorted(tree.items()))
+        if key not in seen:
+            seen.add(key)
+            yield tree
 
 
 def lay_out(tree: Tree, folder: Path) -> Path:

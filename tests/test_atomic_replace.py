@@ -169,7 +169,7 @@ def test_a_damaged_model_is_overwritten(data, old, tmp_path):
     assert open_model(tmp_path / "model").n_labels == data.Y.shape[1]
 
 
-@pytest.mark.unhurried
+@pytest.mark.slow
 def test_a_killed_overwrite_never_loses_the_model(data, tmp_path):
     dismec.save_data(data, tmp_path / "train.xmc")
 

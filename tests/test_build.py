@@ -130,9 +130,9 @@ def test_only_the_publishing_job_may_request_an_identity_token():
 
 
 def test_targets_run_by_workflows_exist():
-    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "".join(p.read_text() for p in (ROOT / ".github" / "workflows").glob("*.yml"))
-    run = set(re.findall(r"\bmake ([a-z0-9]+)", text + (ROOT / ".ci" / "run").read_text()))
+    run = set(re.findall(r"\bmake ([a-z0-9-]+)", text + (ROOT / ".ci" / "run").read_text()))
     assert {"test", "lint", "lowest", "sanitize", "warnings", "wheel"} <= run <= targets
 
 

@@ -25,7 +25,6 @@ EMULATOR = os.environ.get("DISMEC_EMULATOR", "").split()
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.unhurried,
     pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on the path"),
 ]
 

@@ -215,6 +215,7 @@ def test_rows_are_sent_once_per_machine_and_weights_come_back_if_nothing_is_shar
     assert not [*tmp_path.glob("127*/**/*.xmc"), *tmp_path.glob("127*/**/*.part")]
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_rows_left_by_a_killed_run_is_reused(
     tmp_path, reference, problem_file, caplog
 ):
@@ -257,6 +258,7 @@ def test_machines_in_separate_networks_train_together(tmp_path, reference, probl
     assert weight_files(model) == reference
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -273,6 +275,7 @@ def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
     assert "is gone; others solve its blocks" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_continues_after_its_scheduler_restarts(tmp_path, reference, caplog):
     with Processes(tmp_path / "dask") as processes:
         scheduler = processes.scheduler()
@@ -334,6 +337,7 @@ def test_a_worker_that_fails_alone_does_not_stop_the_others(tmp_path, reference,
     assert weight_files(tmp_path / "model") == reference
 
 
+@pytest.mark.slow
 def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, caplog):
     greedy = tmp_path / "greedy.py"
     greedy.write_text(

@@ -393,6 +393,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         served.close()
 
 
+@pytest.mark.slow
 def test_others_take_over_the_rows_of_a_hung_worker(tmp_path, path, here, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -415,6 +416,7 @@ def answering(predictor):
     return sum(not member.silent for member in predictor._pool.members.values())
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_for_long_is_reported(tmp_path, path, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()

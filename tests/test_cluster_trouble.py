@@ -50,6 +50,7 @@ def stop(process):
     wait_until(lambda: is_stopped(process))
 
 
+@pytest.mark.slow
 def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
     tmp_path, reference, caplog, monkeypatch
 ):
@@ -99,6 +100,7 @@ def test_a_worker_that_resumes_after_others_solved_its_blocks_changes_nothing(tm
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_blocks_solved_by_every_worker_give_the_same_model(tmp_path, reference, caplog):
     """All workers count as late all the time: most blocks are solved more than once."""
     with Processes(tmp_path / "dask") as processes:

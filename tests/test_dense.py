@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 import dismec
 import naive
-from conftest import tune, tune_text
+from conftest import dense_problem, tune, tune_text
 from dismec import DataError, TrainingParams, open_model
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
@@ -24,19 +24,6 @@ from dismec.training.train import fit
 from test_solver import liblinear_objective, signs
 
 pytestmark = pytest.mark.native(needs="liblinear")
-
-
-def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
-    """Generate embeddings with labels as directions, and sparse features that help a little."""
-    rng = np.random.default_rng(seed)
-    E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
-    E = E.astype(np.float32)
-    scores = E @ rng.standard_normal((width, labels))
-    Y = sp.csr_array((scores > np.quantile(scores, 0.9, axis=0)).astype(np.uint8))
-    X = sp.random_array(
-        (rows, features), density=0.1, random_state=rng, dtype=np.float32, format="csr"
-    )
-    return (X, E, Y) if features else (E, Y)
 
 
 def solved(parts, Y, params=None, weights=None, labels=None, **transform):
@@ -291,7 +278,6 @@ def test_a_model_reports_which_kinds_of_features_it_takes(both, alone):
     model = both[0]
     assert (model.n_features, model.n_dense) == (50, 20)
     assert "50 features, 20 dense features" in repr(model)
-    assert model.manifest.version == 5
     assert model.manifest.transform["dense"] == {"width": 20, "scale": 1.0}
     assert alone[0].n_features == 0
     assert repr(alone[0]).startswith("Model(12 labels, 20 dense features,")
@@ -299,7 +285,6 @@ def test_a_model_reports_which_kinds_of_features_it_takes(both, alone):
 
 def test_models_without_dense_features_do_not_mention_them(problem_data):
     manifest = json.loads(fit(*problem_data).manifest.to_json())
-    assert manifest["version"] == 3
     assert "dense" not in manifest["transform"]
     assert "dense_scale" not in manifest["params"]
 

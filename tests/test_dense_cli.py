@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,8 +13,21 @@ import scipy.sparse as sp
 import dismec
 from dismec import open_model
 from dismec.data.dataset import Dataset, save_data
-from test_cli import ok, refused
+from test_cli import ok, refused, run
 from test_dense import NAMES, TEXTS, dense_problem, embeddings_of
+
+
+@contextmanager
+def standard_input(path):
+    """Let file descriptor 0 be this file."""
+    before = os.dup(0)
+    with path.open("rb") as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
 @pytest.fixture(scope="module")
@@ -112,22 +125,19 @@ def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
     np.save(tmp_path / "E.npy", np.concatenate([E, E[:1]]) if more else E[:-1])
     given = "-" if piped else files / data
     arguments = ["predict", files / model, given, "--dense", tmp_path / "E.npy"]
-    command = [sys.executable, "-m", "dismec", *map(str, arguments)]
-    with (files / data).open() as file:
-        done = subprocess.run(command, stdin=file, capture_output=True, text=True)
-    assert done.returncode == 2
+    with standard_input(files / data):
+        done = run(*arguments)
+    assert done.exit_code == 2
     assert done.stdout == ""
     name = "<stdin>" if piped else files / data
     assert f"E.npy has {n + 1 if more else n - 1} rows, but {name} has {n}" in done.stderr
 
 
 def test_dense_features_can_accompany_piped_rows(files):
-    arguments = ["predict", files / "texts", "-", "--dense", files / "T.npy", "-k", 1]
-    command = [sys.executable, "-m", "dismec", *map(str, arguments)]
-    with (files / "texts.jsonl").open() as file:
-        done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
-    wanted = ok("predict", files / "texts", files / "texts.jsonl", *map(str, arguments[3:]))
-    assert done.stdout == wanted
+    texts, options = files / "texts.jsonl", ("--dense", files / "T.npy", "-k", 1)
+    with standard_input(texts):
+        found = ok("predict", files / "texts", "-", *options)
+    assert found == ok("predict", files / "texts", texts, *options)
 
 
 def test_labels_are_added_with_dense_features(files, tmp_path):

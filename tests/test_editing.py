@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -17,6 +16,7 @@ from dismec.data.dataset import Dataset, save_data
 from dismec.model.directory import locked, read_manifest
 from dismec.model.weight_files import write_block
 from dismec.training.edit_labels import add_labels, remove_labels, update_labels
+from test_cli import ok, run
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
 NAMES = [f"label {i}" for i in range(40)]
@@ -31,13 +31,20 @@ def whole(tmp_path_factory):
     return train(X, Y, path, PARAMS, names=NAMES)
 
 
-@pytest.fixture
-def model(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """The model of the first labels, in small shards."""
     X, Y = random_problem()
+    path = tmp_path_factory.mktemp("trained") / "model"
     with mock.patch("dismec.model.shards.MOST_WEIGHTS", 300):
-        train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
-    return tmp_path / "model"
+        train(X, Y[:, :OLD], path, PARAMS, names=NAMES[:OLD])
+    return path
+
+
+@pytest.fixture
+def model(trained, tmp_path):
+    """A copy of it that the test may change."""
+    return shutil.copytree(trained, tmp_path / "model")
 
 
 @pytest.fixture
@@ -202,7 +209,7 @@ def test_a_killed_edit_leaves_the_model_and_resumes(model, problem, whole):
     assert not list(model.glob(".edit*"))
 
 
-@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit.commit"])
+@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit_labels.commit"])
 def test_an_edit_killed_at_the_end_resumes_too(model, problem, whole, step):
     before = open_model(model)
     with (
@@ -273,26 +280,15 @@ def test_commands(model, problem, whole, tmp_path):
     X, Y = problem
     save_data(Dataset(X, Y, NAMES), tmp_path / "all.xmc")
     (tmp_path / "labels.txt").write_text("label 3\nlabel 30\n")
-
-    def dismec(*args):
-        done = subprocess.run(
-            [sys.executable, "-m", "dismec", *map(str, args)], capture_output=True, text=True
-        )
-        return done.returncode, done.stderr
-
-    code, said = dismec("add-labels", model, tmp_path / "all.xmc")
-    assert code == 0, said
-    assert "15 labels added" in said
+    some = ("--labels", tmp_path / "labels.txt")
+    assert "15 labels added" in run("add-labels", model, tmp_path / "all.xmc").stderr
     assert same(open_model(model), whole)
-    code, said = dismec("update", model, tmp_path / "all.xmc", "--labels", tmp_path / "labels.txt")
-    assert code == 0, said
-    assert "2 labels updated" in said
+    assert "2 labels updated" in run("update", model, tmp_path / "all.xmc", *some).stderr
     assert same(open_model(model), whole)
-    code, said = dismec("remove-labels", model, "label 3", "label 4")
-    assert code == 0, said
-    code, said = dismec("remove-labels", model, "--labels", tmp_path / "labels.txt")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "no label 'label 3'" in said
+    ok("remove-labels", model, "label 3", "label 4")
+    done = run("remove-labels", model, *some)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "no label 'label 3'" in done.stderr
     assert open_model(model).weights[[3, 4]].nnz == 0
 
 

@@ -29,7 +29,7 @@ from fuzz.targets import Workshop
 SCRIPT = Path(__file__).parent / "fuzz" / "run.py"
 
 
-@pytest.mark.unhurried
+@pytest.mark.slow
 def test_no_bomb_and_none_of_many_mutated_inputs_shows_a_fault(tmp_path):
     command = [SCRIPT, "--inputs", "800", "--seed", "1", "--faults", tmp_path / "faults"]
     done = subprocess.run(
@@ -111,6 +111,14 @@ def test_mutated_models_reach_the_code_behind_the_checksums(tmp_path):
     assert 3 < opened < 100
     assert len(reasons) > 5
     assert set(mutate_model(Random(1), shop.models["plain"])) <= set(shop.models["plain"])
+
+
+def test_a_few_mutated_inputs_of_each_kind_show_no_fault(tmp_path):
+    shop, meter = Workshop(tmp_path), Meter()
+    for target in shop.targets:
+        for number in range(5):
+            size, attempt = target.make(Random(number))
+            assert meter.fault_of(size, attempt) is None, f"{target.name} {number}"
 
 
 # Faults found so far.

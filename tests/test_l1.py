@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from liblinear import liblinearutil
 
 import naive
-from conftest import random_problem, train_unfinished, weight_files
+from conftest import dense_problem, random_problem, train_unfinished, tune, weight_files
 from dismec import DiSMECClassifier, TrainingParams, open_model, train
 from dismec.data.dataset import load_data
 from dismec.features.transform import Transform
 from dismec.solve.partition import cut
-from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
 from dismec.solve.threads import solve_blocks
+from dismec.training.train import fit
 
 pytestmark = pytest.mark.native(needs="liblinear sklearn")
 
@@ -56,8 +57,8 @@ def check(solution, Xt, Y, C, labels=None):
 
 @pytest.mark.parametrize("C", [0.01, 0.1, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("bias", [0.0, 1.0])
-def test_objective_is_no_worse_than_liblinears(problem_data, C, bias):
-    X, Y = problem_data
+def test_objective_is_no_worse_than_liblinears(each_kind, C, bias):
+    X, Y = each_kind
     check(*solve(X, Y, C=C, bias=bias), Y, C)
 
 
@@ -66,13 +67,18 @@ def test_objective_is_no_worse_than_liblinears(problem_data, C, bias):
 def test_any_problem_is_solved_as_well_as_by_liblinear(data):
     """Includes empty and duplicate rows, labels of all or no rows, and values of both signs."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    n_rows, n_features = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 15))
-    dense = rng.standard_normal((n_rows, n_features)) * rng.gamma(1, 1, (n_rows, n_features))
+    n_rows, n_features = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 15))
+    width = data.draw(st.integers(0 if n_features else 1, 20))
+    values = rng.standard_normal((n_rows, n_features)) * rng.gamma(1, 1, (n_rows, n_features))
     if data.draw(st.booleans()):
-        dense = np.abs(dense)
-    dense *= rng.random(dense.shape) < data.draw(st.sampled_from([0.1, 0.4, 1.0]))
-    dense = dense[rng.integers(0, n_rows, n_rows)]
-    X = sp.csr_array(dense, dtype=np.float32)
+        values = np.abs(values)
+    values *= rng.random(values.shape) < data.draw(st.sampled_from([0.1, 0.4, 1.0]))
+    E = rng.standard_normal((n_rows, width)) * rng.gamma(1, 1, (n_rows, width))
+    E[rng.random(n_rows) < 0.1] = 0
+    rows = rng.integers(0, n_rows, n_rows)
+    X = sp.csr_array(values[rows], dtype=np.float32)
+    if width:
+        X = [X, E[rows].astype(np.float32)] if n_features else [E[rows].astype(np.float32)]
     share = rng.choice([0.0, 0.05, 0.3, 0.7, 1.0], 6)
     Y = sp.csr_array(rng.random((n_rows, 6)) < share, dtype=np.uint8)
     C = data.draw(st.sampled_from([0.01, 0.1, 1.0, 10.0, 100.0]))
@@ -82,7 +88,8 @@ def test_any_problem_is_solved_as_well_as_by_liblinear(data):
         C=C,
         bias=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
         normalize=data.draw(st.booleans()),
-        tfidf=data.draw(st.booleans()),
+        tfidf=data.draw(st.booleans()) and n_features > 0,
+        dense_scale=data.draw(st.sampled_from([0.7, 1.0])),
     )
     check(solution, Xt, Y, C)
 
@@ -101,8 +108,8 @@ def test_a_violator_that_rounded_scores_hide_is_found():
 
 
 @pytest.mark.parametrize("tol", [0.1, 0.01, 1e-3])
-def test_the_gap_is_within_the_tolerance(problem_data, tol):
-    X, Y = problem_data
+def test_the_gap_is_within_the_tolerance(each_kind, tol):
+    X, Y = each_kind
     solution, Xt = solve(X, Y, tol=tol)
     tight, _ = solve(X, Y, tol=1e-4)
     for label in range(Y.shape[1]):
@@ -143,7 +150,6 @@ def test_models_have_few_weights(problem_data):
     assert sparse.weights.nnz < 0.5 * dense.weights.nnz
 
 
-@pytest.mark.unhurried
 def test_working_sets_too_large_to_copy_are_solved_in_place():
     X, Y = random_problem(rows=14_000, features=400, labels=6, density=0.15, seed=3)
     for transform in ({"tfidf": True, "bias": 0.0}, {"C": 0.01}):
@@ -157,8 +163,8 @@ def test_working_sets_too_large_to_copy_are_solved_in_place():
         assert solution.objective[0] <= liblinear_objective(Xt, s, C, 0.01) * (1 + 1e-4)
 
 
-def test_a_label_does_not_depend_on_its_neighbors(problem_data):
-    X, Y = problem_data
+def test_a_label_does_not_depend_on_its_neighbors(each_kind):
+    X, Y = each_kind
     problem = Problem(X, Y, Transform.fit(X))
     together = problem.solve(range(Y.shape[1]), L1).weights
     order = np.random.default_rng(1).permutation(Y.shape[1])
@@ -170,8 +176,13 @@ def test_a_label_does_not_depend_on_its_neighbors(problem_data):
             assert together[[label]].data.tobytes() == other.data.tobytes()
 
 
-def test_threads_and_block_size_do_not_change_a_weight():
-    X, Y = random_problem(rows=2000, features=300, labels=60, density=0.05, seed=2)
+@pytest.mark.parametrize("dense", [False, True])
+def test_threads_and_block_size_do_not_change_a_weight(dense):
+    if dense:
+        X, E, Y = dense_problem(rows=600, features=40, labels=60)
+        X = [X, E]
+    else:
+        X, Y = random_problem(rows=2000, features=300, labels=60, density=0.05, seed=2)
     problem = Problem(X, Y, Transform.fit(X))
     whole = problem.solve(range(60), L1).weights
     for size, threads in ((1, 3), (7, 2), (100, 1)):
@@ -182,25 +193,98 @@ def test_threads_and_block_size_do_not_change_a_weight():
             assert block.weights.data.tobytes() == expected.data.tobytes()
 
 
-def test_an_interrupted_l1_run_resumes_to_the_same_bytes(tmp_path, problem_data):
-    params = TrainingParams(penalty="l1", block_size=10)
-    model = train(*problem_data, tmp_path / "whole", params, threads=1)
+def test_a_path_of_several_C_ends_at_the_optimum_of_each(each_kind):
+    X, Y = each_kind
+    problem, grid = Problem(X, Y, Transform.fit(X)), (1.0, 4.0, 0.25)
+    solver = LabelSolver(problem, L1, Cancel(), None, grid, WorkSharing())
+    solution = solver.solve(np.arange(Y.shape[1]), drain=True)
+    best = [solve(X, Y, C=C)[0].objective for C in grid]
+    for label, place, objective in zip(
+        solution.labels, solution.path_index, solution.objective, strict=True
+    ):
+        assert objective == pytest.approx(best[place][label], rel=2e-4)
+
+
+def test_an_interrupted_l1_run_resumes_to_the_same_bytes(tmp_path, each_kind):
+    params = TrainingParams(penalty="l1", block_size=4)
+    model = train(*each_kind, tmp_path / "whole", params, threads=1)
     assert model.params["penalty"] == "l1"
     assert model.params["delta"] == 0
-    train_unfinished(*problem_data, tmp_path / "model", params)
+    train_unfinished(*each_kind, tmp_path / "model", params)
     (tmp_path / "model" / "block-000002.safetensors").unlink()
-    train(*problem_data, tmp_path / "model", params, threads=2)
+    train(*each_kind, tmp_path / "model", params, threads=2)
     assert weight_files(tmp_path / "model") == weight_files(tmp_path / "whole")
 
 
-def test_estimator_has_the_penalty_and_keeps_it(tmp_path, problem_data):
-    X, Y = problem_data
+def test_answers_are_those_of_brute_force_after_saving(each_kind):
+    X, Y = each_kind
+    model = fit(X, Y, TrainingParams(penalty="l1"))
+    scores = naive.brute_force_scores(model.transform.apply(X), model.weights)
+    for found in (model, open_model(model.to_bytes())):
+        for one, other in zip(found.predict_topk(X, 4), naive.topk(scores, 4), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_estimator_has_the_penalty_and_keeps_it(tmp_path, each_kind):
+    X, Y = each_kind
     clf = DiSMECClassifier(penalty="l1", precision="float32").fit(X, Y)
     solution, _ = solve(X, Y)
     assert (clf.model_.weights != solution.weights).nnz == 0
     clf.save(tmp_path / "model")
     assert DiSMECClassifier.load(tmp_path / "model").penalty == "l1"
     assert open_model(tmp_path / "model").params["penalty"] == "l1"
+    tuned = tune(X, Y, tmp_path / "tuned", [0.5, 2.0], TrainingParams(penalty="l1"))
+    assert tuned.model.params["penalty"] == "l1"
+
+
+@pytest.mark.parametrize("C", [0.03, 1.0, 10.0])
+def test_dense_features_are_solved_as_the_same_numbers_in_a_sparse_matrix(C):
+    E, Y = dense_problem(rows=2000, width=60, labels=6)
+    dense, Xt = solve([E], Y, C=C)
+    sparse, _ = solve(sp.csr_array(E), Y, C=C)
+    assert (dense.stop_ratio <= 1).all()
+    assert (sparse.stop_ratio <= 1).all()
+    np.testing.assert_allclose(dense.objective, sparse.objective, rtol=2e-4)
+    for label in range(Y.shape[1]):
+        w = dense.weights[[label]].toarray().ravel().astype(np.float64)
+        assert naive.l1_objective(Xt, signs(Y, label), w, C) == pytest.approx(
+            dense.objective[label], rel=2e-5
+        )
+
+
+def test_weights_of_dense_features_that_do_not_help_are_zero():
+    E, Y = dense_problem(rows=600, width=10)
+    noise = np.random.default_rng(5).standard_normal((600, 40)).astype(np.float32)
+    solution, _ = solve([np.hstack([E, noise])], Y, C=0.3)
+    W = solution.weights.toarray()
+    assert (W[:, 10:-1] != 0).mean() < 0.5 * (W[:, :10] != 0).mean()
+
+
+def test_delta_drops_weights_of_sparse_features_only():
+    X, E, Y = dense_problem(rows=400, features=50)
+    model = fit([X, E], Y, TrainingParams(penalty="l1", delta=0.5, precision="float32"))
+    W = np.abs(model.weights.toarray())
+    assert W[:, :50][W[:, :50] > 0].min() >= 0.5
+    dense = W[:, 50:-1]
+    assert 0 < dense[dense > 0].min() < 0.5
+
+
+def test_rows_read_in_place_and_groups_of_many_dense_rows_are_solved():
+    rng = np.random.default_rng(0)
+    _, E, Y = dense_problem(rows=120, features=5, labels=4)
+    X = sp.random_array(
+        (120, 12_000), density=0.9, random_state=rng, dtype=np.float32, format="csr"
+    )
+    assert np.diff(X.indptr).max() > 8192  # too long to be copied
+    check(*solve([X, E], Y, tfidf=True), Y, 1.0)
+    E = rng.standard_normal((20_000, 12)).astype(np.float32)
+    Y = sp.csr_array((E[:, :2] + rng.standard_normal((20_000, 2)) > 1.5).astype(np.uint8))
+    for C in (1e-3, 1.0):
+        solution, Xt = solve([E], Y, C=C)
+        assert (solution.stop_ratio <= 1).all()
+        for label in range(2):
+            theirs = liblinear_objective(Xt, signs(Y, label), C, 1e-3)
+            assert solution.objective[label] <= theirs * (1 + 1.5e-4)
 
 
 def test_delta_is_that_of_the_penalty_unless_it_is_given():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 
-from clusters import Processes
 from conftest import random_problem, train_unfinished, tune, weight_files
 from dismec import (
     DataError,
@@ -36,7 +35,7 @@ from dismec.training.train import fit
 from test_weights import NAMES, TEXTS, objective, some_weights, text_lines, weighted_minimum
 from test_work_sharing import KINDS, frequent_labels
 
-pytestmark = pytest.mark.native(needs="distributed liblinear pandas sklearn")
+pytestmark = pytest.mark.native(needs="liblinear pandas sklearn")
 
 EXACT = TrainingParams(precision="float32", delta=0)
 
@@ -237,7 +236,7 @@ def test_labels_along_a_path_of_C_are_solved_with_pairs():
     rows = sp.csr_array(transform.apply(X).astype(np.float64))
     for part in solve_path(problem, SolverParams(delta=0.0), path, labels, threads=2):
         for i, label in enumerate(part.labels):
-            C, s = path[part.place[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
+            C, s = path[part.path_index[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
             u, w = of_pairs[:, label], part.weights[[i]].toarray().ravel().astype(np.float64)
             best = objective(rows, s, weighted_minimum(rows, s, C, u), C, u)
             assert objective(rows, s, w, C, u) <= best * (1 + 1e-2)
@@ -433,7 +432,7 @@ def test_a_damaged_training_file_is_refused(tmp_path, problem_data):
 
 
 @pytest.mark.cluster
-def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
+def test_cluster_gives_the_same_bytes(tmp_path, problem_data, dask_cluster):
     X, Y = problem_data
     pairs, v = some_pairs(Y), some_weights(300)
     v[3] = 0
@@ -445,15 +444,12 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
     fmt = TextFormat(weight_column="w")
     train(X, Y, tmp_path / "here", weights=v, pair_weights=pairs)
     train_text(texts, tmp_path / "texts here", fmt=fmt, pair_weights=listed)
-    with Processes(tmp_path / "cluster") as cluster:
-        cluster.scheduler()
-        cluster.worker()
-        how = {"cluster": str(cluster.file), "pair_weights": pairs, "source": data}
-        train(X, Y, tmp_path / "there", weights=v, **how)
-        how = {"cluster": str(cluster.file), "pair_weights": listed}
-        train_text(texts, tmp_path / "texts there", fmt=fmt, **how)
-        with pytest.raises(DataError, match="pair_weights is not supported with data on the wo"):
-            train(data, None, tmp_path / "placed", pair_weights=pairs, cluster=str(cluster.file))
+    how = {"cluster": str(dask_cluster), "pair_weights": pairs, "source": data}
+    train(X, Y, tmp_path / "there", weights=v, **how)
+    how = {"cluster": str(dask_cluster), "pair_weights": listed}
+    train_text(texts, tmp_path / "texts there", fmt=fmt, **how)
+    with pytest.raises(DataError, match="pair_weights is not supported with data on the wo"):
+        train(data, None, tmp_path / "placed", pair_weights=pairs, cluster=str(dask_cluster))
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
     assert weight_files(tmp_path / "texts here") == weight_files(tmp_path / "texts there")
     assert not list((tmp_path / "texts there").glob("*.xmc"))

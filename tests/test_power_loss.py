@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -87,11 +89,28 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@dataclass
+class Case:
+    """An operation that was recorded once, and the models that it found and left."""
+
+    act: Callable[[Path], None]
+    root: Path
+    recording: Recording
+    before: bytes | None
+    after: bytes | None
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    act, old = CASES[request.param]
+    root = tmp_path_factory.mktemp("recorded") / "root"
+    made = Case(act, root, *recorded(root, act, old=old))
+    assert (made.before is None, made.after is None) == (not old, False)
+    return made
+
+
 def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path):
-    act, old = CASES[case]
-    recording, before, after = recorded(tmp_path / "root", act, old=old)
-    assert (before is None, after is None) == (not old, False)
+    act, recording, before, after = case.act, case.recording, case.before, case.after
     assert before != after
     trees = list(recording.after_power_cuts())
     held = []
@@ -108,27 +127,21 @@ def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path)
         root = lay_out(trees[number][1], tmp_path / f"again {number}")
         act(root / "model")
         assert found(root / "model") not in (None, before)
-        model, expected = open_model(root / "model"), open_model(tmp_path / "root" / "model")
+        model, expected = open_model(root / "model"), open_model(case.root / "model")
         assert (model.weights != expected.weights).nnz == 0
         shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("case", CASES)
 def test_finished_operations_are_not_lost(case, tmp_path):
-    act, old = CASES[case]
-    recording, _, after = recorded(tmp_path / "root", act, old=old)
-    for number, tree in enumerate(recording.at_the_end()):
+    for number, tree in enumerate(case.recording.at_the_end()):
         root = lay_out(tree, tmp_path / f"{number}")
-        assert found(root / "model") == after
+        assert found(root / "model") == case.after
         shutil.rmtree(root)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_no_file_of_a_model_is_written_in_place(case, tmp_path):
-    act, old = CASES[case]
-    recording, _, _ = recorded(tmp_path / "root", act, old=old)
-    assert recording.written_in_place <= {".lock"}
-    assert any(isinstance(operation, Write) for operation in recording.operations)
+def test_no_file_of_a_model_is_written_in_place(case):
+    assert case.recording.written_in_place <= {".lock"}
+    assert any(isinstance(operation, Write) for operation in case.recording.operations)
 
 
 def test_a_single_file_is_the_old_model_or_the_new_one(tmp_path):

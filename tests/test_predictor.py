@@ -359,7 +359,6 @@ def test_sums_that_overflow_are_bounded_too():
             assert_same(predictor.topk(X, k), scan.topk(X, k))
 
 
-@pytest.mark.unhurried
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_more_labels_than_a_shard_holds(precision):
     rng = np.random.default_rng(9)

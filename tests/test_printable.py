@@ -14,6 +14,7 @@ from conftest import random_problem
 from dismec import Dataset, save_data, train
 from dismec.data.printable import html_text, printable
 from test_architecture import MODULES
+from test_cli import run
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 ODD = "a\x1b]0;title\x07\x08\x7f\x9b31m\u2028\u202e b"
@@ -84,10 +85,10 @@ def folder(tmp_path_factory):
 def test_no_command_prints_control_characters(folder, command):
     arguments = [part.format(folder) for part in command.split(" ")]
     arguments = [part for part in arguments if part]
-    out = subprocess.run([sys.executable, "-m", "dismec", *arguments], capture_output=True)
-    text = out.stdout.decode() + out.stderr.decode()
+    result = run(*arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    text = result.output
     assert text
-    assert "Traceback" not in text
     assert not CONTROLS.search(text), text
 
 

@@ -39,7 +39,7 @@ AUTO = TrainingParams(delta="auto", block_size=50)
 
 @pytest.fixture(scope="module")
 def data():
-    return generate(rows=3000, features=3000, labels=120, test_rows=1200, seed=2)
+    return generate(rows=2000, features=1500, labels=60, test_rows=1200, seed=2)
 
 
 def brute_force(X, Y, judge_X, judge_Y):
@@ -86,7 +86,7 @@ def test_choice_on_held_out_rows_is_that_of_brute_force(data):
     model = fit(train_data.X, train_data.Y, AUTO)
     assert model.params["delta"] == brute_force(*split(train_data))
     assert model.params["delta"] > 0.01
-    assert model.params["delta_auto"] == {"rows": 300}
+    assert model.params["delta_auto"] == {"rows": 200}
 
 
 def test_choice_on_validation_data_is_that_of_brute_force(data):
@@ -176,8 +176,8 @@ def test_an_unfinished_run_resumes_with_its_delta(tmp_path, data, monkeypatch):
     monkeypatch.setattr("dismec.training.held_out.choose_delta", None)
     for params, validation, reason in [
         (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
-        (replace(AUTO, delta=0.02), None, "delta auto on 300 held-out rows instead of 0.02"),
-        (AUTO, (test.X, test.Y), "delta auto on 300 held-out rows instead of auto on 1200 rows"),
+        (replace(AUTO, delta=0.02), None, "delta auto on 200 held-out rows instead of 0.02"),
+        (AUTO, (test.X, test.Y), "delta auto on 200 held-out rows instead of auto on 1200 rows"),
     ]:
         with pytest.raises(ModelError, match=reason):
             train(X, Y, path, params, validation=validation)

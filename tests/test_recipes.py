@@ -19,7 +19,7 @@ from conftest import random_problem, weight_files
 from dismec import save_data, train
 from dismec.data.dataset import Dataset
 
-pytestmark = [pytest.mark.cluster, pytest.mark.recipe]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes"
@@ -114,7 +114,6 @@ class Servers:
         return process
 
 
-@pytest.mark.slow
 def test_a_workstation_trains_on_its_own_cluster(tmp_path):
     (commands,) = re.findall(
         r"```sh\n(dismec gen.*?)```", (ROOT / "docs/howto/cluster.md").read_text(), re.S

@@ -6,22 +6,20 @@ import json
 import pickle
 import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
-from itertools import pairwise
+from functools import cache
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from clusters import Processes
-from conftest import BASE, random_problem, related, tune
+from conftest import BASE, WORDS, random_problem, related, run_killed, tune
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
+from dismec.data.mixed import MixedRows
 from dismec.estimators.rows import DiSMECClassifier
 from dismec.estimators.texts import DiSMECTextClassifier
 from dismec.features.transform import Transform
@@ -32,78 +30,137 @@ from dismec.training import refine as refining
 from dismec.training.edit_labels import add_labels, remove_labels
 from dismec.training.train import fit
 from naive import brute_force_scores, topk
+from test_cli import ok
 
-pytestmark = pytest.mark.native(needs="distributed sklearn")
+pytestmark = pytest.mark.native(needs="sklearn")
 
-REFINE = TrainingParams(refine=True, block_size=10)
+REFINE = TrainingParams(refine=True, calibrate=True, block_size=10)
+LABELS = 2 * BASE
+SPARSE = BASE * WORDS // 2  # of rows with both kinds: words of half the labels, the rest is dense
+NAMES = [f"label {i}" for i in range(LABELS)]
+
+
+def rows_of(kind, X):
+    """Words as sparse features, dense ones, or both."""
+    if kind == "sparse":
+        return X
+    if kind == "dense":
+        return [X.toarray()]
+    return [sp.csr_array(X[:, :SPARSE]), np.ascontiguousarray(X[:, SPARSE:].toarray())]
+
+
+def take(X, rows):
+    return [part[rows] for part in X] if isinstance(X, list) else X[rows]
+
+
+class Refined:
+    """Rows of a kind, and the directory of a model that was refined on most of them."""
+
+    def __init__(self, kind, path):
+        X, Y = related(1500)
+        rows = rows_of(kind, X)
+        self.kind, self.path = kind, path
+        self.X, self.X_test = take(rows, slice(900)), take(rows, slice(900, None))
+        self.Y, self.Y_test = Y[:900], Y[900:]
+        train(self.X, self.Y, path, REFINE, names=NAMES, threads=1)
+        self.model = open_model(path)
+
+    @property
+    def data(self):
+        return self.X, self.Y
 
 
 @pytest.fixture(scope="module")
-def data():
-    X, Y = related(1500)
-    return X[:900], Y[:900], X[900:], Y[900:]
+def refined_of(tmp_path_factory):
+    """Return a function: the refined model of a kind of rows, trained once."""
+    return cache(lambda kind: Refined(kind, tmp_path_factory.mktemp(kind) / "model"))
 
 
-@pytest.fixture(scope="module")
-def path(data, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("refined") / "model"
-    names = [f"label {i}" for i in range(data[1].shape[1])]
-    train(*data[:2], directory, replace(REFINE, calibrate=True), names=names, threads=1)
-    return directory
+@pytest.fixture(params=["sparse", "dense", "both"])
+def refined(request, refined_of):
+    return refined_of(request.param)
 
 
-@pytest.fixture(scope="module")
-def model(path):
-    return open_model(path)
+sparse_and_both = pytest.mark.parametrize("refined", ["sparse", "both"], indirect=True)
+both_only = pytest.mark.parametrize("refined", ["both"], indirect=True)
+
+
+@pytest.fixture
+def data(refined_of):
+    sparse = refined_of("sparse")
+    return sparse.X, sparse.Y, sparse.X_test, sparse.Y_test
+
+
+@pytest.fixture
+def path(refined_of):
+    return refined_of("sparse").path
+
+
+@pytest.fixture
+def model(refined_of):
+    return refined_of("sparse").model
 
 
 def files_of(directory):
-    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != ".lock"}
+    """All files of a model but its manifest, which has times, with what is in them."""
+    names = (".lock", "manifest.json")
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name not in names}
 
 
-def test_related_labels_improve_predictions(data, model):
-    X, Y, X_test, Y_test = data
-    plain, refined = fit(X, Y).evaluate(X_test, Y_test), model.evaluate(X_test, Y_test)
-    assert all(refined[f"P@{k}"] > plain[f"P@{k}"] + 0.5 for k in (3, 5))
-    assert model.manifest.refined["informing"] == Y.shape[1]
+@sparse_and_both
+def test_related_labels_improve_predictions(refined):
+    test, model = (refined.X_test, refined.Y_test), refined.model
+    before, after = fit(*refined.data).evaluate(*test), model.evaluate(*test)
+    assert all(after[f"P@{k}"] > before[f"P@{k}"] + 0.5 for k in (3, 5))
+    assert model.manifest.refined["informing"] == LABELS
+    assert model.weights.shape == (LABELS, BASE * WORDS + LABELS + 1)
     effect = model.params["refine_effect"]
     assert sum(effect["after"].values()) > sum(effect["before"].values())
+
+
+def test_dense_features_are_refined_as_the_same_numbers_in_a_sparse_matrix():
+    X, Y = related(900)
+    params = TrainingParams(refine=True, delta=0.0, tol=1e-3, precision="float32")
+    for normalize in (True, False):
+        params = replace(params, normalize=normalize)
+        sparse = fit(X, Y, params)
+        dense = fit([X.toarray()], Y, params)
+        assert dense.manifest.refined == sparse.manifest.refined
+        differences = dense.decision_function([X.toarray()]) - sparse.decision_function(X)
+        # Folds are solved to a tolerance of 0.1: which labels are a row's best may depend on that.
+        assert (np.abs(differences).max(axis=1) <= 0.05).mean() >= 0.995
 
 
 def test_the_directory_holds_both_stages_and_nothing_else(path):
     names = {"manifest.json", "labels.safetensors", "calibration.safetensors", ".lock"}
     shards = {"shard-000000.safetensors", "first-000000.safetensors"}
     assert {p.name for p in path.iterdir()} == names | shards
-    assert json.loads((path / "manifest.json").read_text())["version"] == 4
 
 
 def wide_rows(model, X):
-    """Compute the input of the second stage, label by label in plain NumPy."""
+    """Compute the input of the second stage in plain NumPy: words, labels, dense features, bias."""
     informed = model.transform
-    first = np.zeros((model.n_labels, model.n_features + 1), np.float32)
+    first = np.zeros((model.n_labels, informed.own.n_columns + 1), np.float32)
     for shard in informed.first:
         of_label = np.repeat(np.arange(len(shard.scales)), np.diff(shard.label_starts))
         first[shard.labels] = shard.unpack().toarray()[of_label]
     own = informed.own.apply(X)
     scores = brute_force_scores(own, sp.csr_array(first))
-    unseen = np.setdiff1d(np.arange(model.n_labels), informed.informing)
-    scores[:, unseen] = -np.inf
-    how = informed.refinement
+    scores[:, np.setdiff1d(np.arange(model.n_labels), informed.informing)] = -np.inf
+    how, n = informed.refinement, model.n_features
     labels, best = topk(scores, how.labels)
-    wide = np.zeros((X.shape[0], informed.n_columns + 1), np.float32)
-    wide[:, : model.n_features] = own.toarray()[:, :-1]
-    for row, (of_row, values) in enumerate(zip(labels, best, strict=True)):
-        for label, score in zip(of_row.tolist(), values.tolist(), strict=True):
-            if label >= 0 and np.isfinite(score):
-                t = how.slope * score
-                column = model.n_features + np.searchsorted(informed.informing, label)
-                wide[row, column] = 0.5 * how.scale * (1 + t / np.sqrt(1 + t * t))
-    wide[:, -1] = informed.bias
-    return sp.csr_array(wide)
+    likely = np.zeros((own.shape[0], how.informing), np.float32)
+    for row, column in np.argwhere(labels >= 0):
+        t = how.slope * float(best[row, column])
+        place = np.searchsorted(informed.informing, labels[row, column])
+        likely[row, place] = 0.5 * how.scale * (1 + t / np.sqrt(1 + t * t))
+    own = own.toarray()
+    bias = np.full((len(own), 1), informed.bias, np.float32)
+    return sp.csr_array(np.hstack([own[:, :n], likely, own[:, n:-1], bias]))
 
 
-def test_predictions_are_those_of_brute_force(data, model):
-    X = data[2][:60]
+def test_predictions_are_those_of_brute_force(refined):
+    model, X = refined.model, take(refined.X_test, slice(60))
     scores = brute_force_scores(wide_rows(model, X), model.weights)
     labels, best = topk(scores, 7)
     for threads in (1, 3):
@@ -111,8 +168,8 @@ def test_predictions_are_those_of_brute_force(data, model):
         np.testing.assert_array_equal(found[0], labels)
         np.testing.assert_array_equal(found[1], best)
     np.testing.assert_array_equal(model.decision_function(X), scores)
-    one = [model.predict_topk(X[[i]], 7, rank="score") for i in range(5)]
-    np.testing.assert_array_equal(np.vstack([labels for labels, _ in one]), labels[:5])
+    one = [model.predict_topk(take(X, [i]), 7, rank="score")[0] for i in range(5)]
+    np.testing.assert_array_equal(np.vstack(one), labels[:5])
 
 
 def test_the_most_probable_labels_are_those_of_brute_force(data, model):
@@ -185,19 +242,36 @@ def test_invalid_widenings_are_refused(change):
         kernels.widen(**given | change)
 
 
-def test_threads_blocks_and_memory_do_not_change_a_byte(data, path, tmp_path):
-    params = replace(REFINE, calibrate=True, block_size=7)
-    names = [f"label {i}" for i in range(data[1].shape[1])]
-    train(*data[:2], tmp_path / "model", params, names=names, threads=3)
-    fit(*data[:2], params, names=names).save(tmp_path / "saved")
+def test_labels_are_put_between_sparse_and_dense_features():
+    rng = np.random.default_rng(3)
+    X = sp.csr_array(sp.random_array((30, 8), density=0.4, random_state=rng, dtype=np.float32))
+    E = rng.standard_normal((30, 3)).astype(np.float32)
+    for bias in (0.0, 1.0):
+        rows = Transform(8, dense=3, bias=bias).apply([X, E])
+        labels = np.array([rng.permutation(4)[:2] for _ in range(30)], np.int32)
+        arrays = rows.indptr.astype(np.int64), rows.indices.astype(np.int32), rows.data
+        more = labels.ravel(), np.zeros(60, np.float32), np.arange(4, dtype=np.int32)
+        found = kernels.widen(*arrays, bias != 0, *more, 0.3, 1.5, 2.0, 8, 12, 3)
+        wide = sp.csr_array((found[2], found[1], found[0]), shape=(30, 16)).toarray()
+        np.testing.assert_array_equal(wide[:, :8], rows.toarray()[:, :8])
+        np.testing.assert_array_equal(wide[:, 12:15], rows.toarray()[:, 8:11])
+        for row in range(30):
+            assert set(np.flatnonzero(wide[row, 8:12])) == set(labels[row])
+        assert (wide[:, 15] == 2).all()
+    with pytest.raises(ValueError, match="too few dense features"):
+        kernels.widen(*arrays, True, *more, 0.3, 1.5, 2.0, 8, 12, 40)
+    with pytest.raises(ValueError, match="out of range"):
+        kernels.widen(*arrays, True, *more, 0.3, 1.5, 2.0, 8, 12, -1)
+
+
+@sparse_and_both
+def test_threads_blocks_and_memory_do_not_change_a_byte(refined, tmp_path):
+    params = replace(REFINE, block_size=7)
+    train(*refined.data, tmp_path / "model", params, names=NAMES, threads=3)
+    fit(*refined.data, params, names=NAMES).save(tmp_path / "saved")
     for made in (tmp_path / "model", tmp_path / "saved"):
-        expected = files_of(path)
-        del expected["manifest.json"]  # block size, statistics
-        found = files_of(made)
-        assert (
-            json.loads(found.pop("manifest.json"))["refined"] == open_model(path).manifest.refined
-        )
-        assert found == expected
+        assert open_model(made).manifest.refined == refined.model.manifest.refined
+        assert files_of(made) == files_of(refined.path)
 
 
 class Interruption:
@@ -212,32 +286,25 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def test_interrupted_anywhere_a_refinement_resumes_to_the_same_model(data, path, tmp_path):
-    directory = tmp_path / "model"
-    names = [f"label {i}" for i in range(data[1].shape[1])]
-    how = {"names": names, "threads": 1}
-    params = replace(REFINE, calibrate=True)
-    interrupted = 0
+@sparse_and_both
+def test_interrupted_anywhere_a_refinement_resumes_to_the_same_model(refined, tmp_path):
+    directory, interrupted = tmp_path / "model", 0
     for steps in range(1, 100):
+        stop = Interruption(2 * steps)
         try:
-            train(*data[:2], directory, params, progress=Interruption(2 * steps), **how)
+            train(*refined.data, directory, REFINE, names=NAMES, progress=stop, threads=1)
             break
         except KeyboardInterrupt:
             interrupted += 1
             with pytest.raises(ModelError, match="unfinished training"):
                 open_model(directory)
     assert interrupted >= 5
-    found, expected = files_of(directory), files_of(path)
-    for files in (found, expected):
-        del files["manifest.json"]  # seconds
-    assert found == expected
+    assert files_of(directory) == files_of(refined.path)
 
 
 def test_files_left_by_an_interrupted_run_are_checked(data, path, tmp_path):
     directory = tmp_path / "model"
-    names = [f"label {i}" for i in range(data[1].shape[1])]
-    how = {"names": names, "threads": 1}
-    params = replace(REFINE, calibrate=True)
+    how = {"names": NAMES, "threads": 1}
     found = directory / ".stage-found" / "fold-0.safetensors"
 
     def interrupt(done, total):
@@ -245,88 +312,68 @@ def test_files_left_by_an_interrupted_run_are_checked(data, path, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(*data[:2], directory, params, progress=interrupt, **how)
+        train(*data[:2], directory, REFINE, progress=interrupt, **how)
     content = bytearray(found.read_bytes())
     content[-100] ^= 64
     found.write_bytes(content)
-    train(*data[:2], directory, params, **how)
+    train(*data[:2], directory, REFINE, **how)
     for name in ("shard-000000.safetensors", "first-000000.safetensors"):
         assert (directory / name).read_bytes() == (path / name).read_bytes()
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
+@pytest.mark.parametrize("kind", ["sparse", "both"])
+def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
     X, Y = related(6000)
-    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
+    rows = rows_of(kind, X)
     params = TrainingParams(refine=True, calibrate=True, C=10, block_size=4)
-    train(X, Y, tmp_path / "reference", params)
+    train(rows, Y, tmp_path / "reference", params)
     expected = files_of(tmp_path / "reference")
-    del expected["manifest.json"]  # seconds
     path, rng, kills = tmp_path / "model", random.Random(0), 0
     command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc"), "--quiet"]
     command += ["-o", str(path), "--refine", "--calibrate", "--C", "10", "--block-size", "4"]
+    if kind == "both":
+        X, E = rows
+        np.save(tmp_path / "E.npy", E)
+        command += ["--dense", str(tmp_path / "E.npy")]
+    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     while kills < 8:
         shutil.rmtree(path, ignore_errors=True)
-        ended = False
-        while not ended:
-            run = subprocess.Popen(command, stderr=subprocess.PIPE)
-            time.sleep(rng.uniform(0.3, 1.0))
-            if run.poll() is None:
-                run.send_signal(signal.SIGKILL)
-                kills += 1
-            error = run.communicate()[1].decode()
-            ended = run.returncode != -signal.SIGKILL
-        assert run.returncode == 0 or "already holds a finished model" in error
-        found = files_of(path)
-        del found["manifest.json"]
-        assert found == expected
+        while run_killed(command, path, rng):
+            kills += 1
+        assert files_of(path) == expected
 
 
 @pytest.mark.cluster
-def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
+@sparse_and_both
+def test_a_cluster_trains_and_predicts_the_same(refined, dask_cluster, tmp_path):
     from dismec.cluster.connection import Cluster
     from dismec.cluster.prediction import ClusterModel, ClusterPredictor
 
-    names = [f"label {i}" for i in range(data[1].shape[1])]
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        for _ in range(2):
-            processes.worker()
-        address, directory = str(processes.file), tmp_path / "model"
-        params = replace(REFINE, calibrate=True)
-        train(*data[:2], directory, params, names=names, cluster=address)
-        found, expected = files_of(directory), files_of(path)
-        for files in (found, expected):
-            del files["manifest.json"]
-        assert found == expected
-        with (
-            Cluster.connect(address) as cluster,
-            ClusterPredictor(cluster, directory) as predictor,
-        ):
-            there, here = ClusterModel(predictor), open_model(path)
-            for rank in ("score", "probability"):
-                for one, other in zip(
-                    there.predict_topk(data[2], 4, rank=rank),
-                    here.predict_topk(data[2], 4, rank=rank),
-                    strict=True,
-                ):
-                    np.testing.assert_array_equal(one, other)
-            why = there.explain(data[2][[0]], BASE)
-            assert why == here.explain(data[2][[0]], BASE)
-            assert why.reasons
-            assert there.nnz == here.nnz
+    address, directory = str(dask_cluster), tmp_path / "model"
+    train(*refined.data, directory, REFINE, names=NAMES, cluster=address)
+    assert files_of(directory) == files_of(refined.path)
+    with Cluster.connect(address) as cluster, ClusterPredictor(cluster, directory) as predictor:
+        there, here = ClusterModel(predictor), refined.model
+        for rank in ("score", "probability"):
+            found, expected = (m.predict_topk(refined.X_test, 4, rank=rank) for m in (there, here))
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+        row = take(refined.X_test, [0])
+        why = there.explain(row, BASE)
+        assert why == here.explain(row, BASE)
+        assert why.reasons
+        assert there.nnz == here.nnz
 
 
 def test_the_plain_model_is_kept_if_labels_do_not_inform_each_other(tmp_path, caplog):
-    X, Y = random_problem(rows=200, labels=6, seed=4)
-    rng = np.random.default_rng(0)
-    Y = sp.csr_array(rng.random(Y.shape) < 0.3, dtype=np.uint8)  # nothing to learn
-    while True:
-        directory = tmp_path / str(rng.integers(10**9))
-        refined = train(X, Y, directory, replace(REFINE, calibrate=True))
+    X, _ = random_problem(rows=200, labels=6, seed=4)
+    for seed in count(105):  # labels by chance, which in most cases seem to inform each other
+        Y = np.random.default_rng(seed).random((200, 6)) < 0.3
+        directory = tmp_path / str(seed)
+        refined = train(X, Y, directory, REFINE)
         if refined.manifest.refined is None:
             break
-        Y = sp.csr_array(rng.random(Y.shape) < 0.3, dtype=np.uint8)
     assert "training the plain model" in caplog.text
     plain = train(X, Y, tmp_path / "plain", TrainingParams(block_size=10))
     assert (directory / "shard-000000.safetensors").read_bytes() == (
@@ -336,7 +383,7 @@ def test_the_plain_model_is_kept_if_labels_do_not_inform_each_other(tmp_path, ca
     assert not list(directory.glob(".stage*")) + list(directory.glob("first*"))
     assert refined.n_features == plain.n_features
     with pytest.raises(ModelError, match="finished model of this training"):
-        train(X, Y, directory, replace(REFINE, calibrate=True))
+        train(X, Y, directory, REFINE)
 
 
 def test_a_run_that_has_chosen_the_plain_model_resumes_with_it(tmp_path, monkeypatch):
@@ -368,45 +415,92 @@ def test_progress_only_rises(data):
     assert told[-1] == (data[1].shape[1],) * 2
 
 
-def test_an_explanation_names_the_labels_and_their_words(data, model):
-    row = data[2][[3]]
+@both_only
+def test_the_second_stage_has_the_dense_features_of_the_caller(refined, monkeypatch):
+    seen = []
+    second = refining._Steps._second
+
+    def looked_at(self, job, wide, first):
+        seen.append(wide)
+        return second(self, job, wide, first)
+
+    monkeypatch.setattr(refining._Steps, "_second", looked_at)
+    fit(*refined.data, TrainingParams(refine=True))
+    (wide,) = seen
+    assert isinstance(wide, MixedRows)
+    assert np.shares_memory(wide.dense, refined.X[1])
+    assert wide.n_features == SPARSE + LABELS
+
+
+def test_an_explanation_names_the_labels_and_their_words(refined):
+    model, row = refined.model, take(refined.X_test, [3])
     terms = [f"word {i}" for i in range(model.n_features)]
     label = int(model.predict_topk(row, 1)[0][0, 0])
-    why = model.explain(row, label, terms=terms)
-    parts = [*why.terms, *why.reasons]
-    assert sum(part.contribution for part in parts) + why.bias == pytest.approx(why.score, abs=1e-5)
+    why = model.explain(row, label, terms=terms if terms else None)
+    total = sum(part.contribution for part in [*why.terms, *why.reasons]) + why.bias
+    assert total + (why.embedding or 0) == pytest.approx(why.score, abs=1e-5)
     assert why.reasons
-    informed = model.transform
     wide = wide_rows(model, row).toarray()[0]
     for reason in why.reasons:
         assert reason.name == f"label {reason.label}"
-        column = model.n_features + np.searchsorted(informed.informing, reason.label)
+        column = model.n_features + np.searchsorted(model.transform.informing, reason.label)
         assert reason.value == pytest.approx(wide[column])
         assert reason.contribution == pytest.approx(reason.value * reason.weight)
-    strongest = why.reasons[0]
-    assert {term.term for term in strongest.terms} <= {f"word {i}" for i in row.indices}
+        assert {term.term for term in reason.terms} <= set(terms)
+    assert all(term.feature < model.n_features for term in why.terms)
     said = why.to_dict()
-    assert said["reasons"][0]["terms"][0]["term"].startswith("word")
-    assert max(term["feature"] for term in said["terms"]) < model.n_features
     json.dumps(said)
+    if refined.kind == "sparse":
+        assert {term.term for term in why.reasons[0].terms} <= {f"word {i}" for i in row.indices}
+        assert said["reasons"][0]["terms"][0]["term"].startswith("word")
+        assert "embedding" not in said
+    else:
+        dense, weights = slice(model.n_features + LABELS, -1), model.weights.toarray()[label]
+        assert why.embedding == pytest.approx(float(wide[dense] @ weights[dense]), abs=1e-5)
 
 
-def test_a_report_names_related_pairs(path, model):
-    facts = describe_model(path)
-    assert facts["labels used as features"] == 2 * BASE
+@both_only
+def test_delta_drops_weights_of_words_and_labels_but_not_of_dense_features(refined):
+    params = TrainingParams(refine=True, delta=0.05, precision="float32")
+    trained = fit(*refined.data, params)
+    pruned = fit(*refined.data, replace(params, delta=0.01)).pruned(0.1)
+    for found, delta in ((trained, 0.05), (pruned, 0.1)):
+        W = np.abs(found.weights.toarray())
+        own, labels, dense = np.split(W[:, :-1], [SPARSE, SPARSE + LABELS], axis=1)
+        assert own[own > 0].min() >= delta
+        assert labels[labels > 0].min() >= np.float32(5 * delta)
+        assert 0 < dense[dense > 0].min() < delta
+
+
+def test_a_report_names_related_pairs(refined):
+    facts = describe_model(refined.path)
+    assert facts["labels used as features"] == LABELS
     assert facts["weights of the first stage"] > 0
+    assert facts.get("dense features", 0) == refined.model.n_dense
     assert "→" in facts["label pairs with the highest weights"][0]
-    pairs = strongest_pairs(model, 2 * BASE)
+    pairs = strongest_pairs(refined.model, LABELS)
     found = {(pair["label"], pair["informed by"]) for pair in pairs["for"]}
     both = [(BASE + i, other) for i in range(BASE) for other in (i, (i + 1) % BASE)]
     expected = {(f"label {label}", f"label {other}") for label, other in both}
-    assert len(found & expected) >= 2 * BASE - 2
+    assert len(found & expected) >= LABELS - (2 if refined.kind == "sparse" else 4)
     weights = [pair["weight"] for pair in pairs["for"]]
     assert weights == sorted(weights, reverse=True)
     assert min(weights) > 0 > max(pair["weight"] for pair in pairs["against"])
 
 
-def test_refined_models_can_be_pruned_and_pickled_and_labels_removed(data, path, model, tmp_path):
+def test_refined_models_can_be_saved_packed_and_pickled(refined, tmp_path):
+    expected = refined.model.predict_topk(refined.X_test)
+    refined.model.save(tmp_path / "copy")
+    for other in (
+        open_model(tmp_path / "copy", check=True),
+        open_model(refined.model.to_bytes()),
+        pickle.loads(pickle.dumps(refined.model)),
+    ):
+        for found, right in zip(other.predict_topk(refined.X_test), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
+def test_refined_models_can_be_pruned_and_labels_removed(data, path, model, tmp_path):
     X = data[2]
     pruned = model.pruned(0.05, precision="float8")
     assert pruned.nnz < model.nnz
@@ -414,8 +508,6 @@ def test_refined_models_can_be_pruned_and_pickled_and_labels_removed(data, path,
     again = open_model(tmp_path / "pruned")
     for one, other in zip(pruned.predict_topk(X), again.predict_topk(X), strict=True):
         np.testing.assert_array_equal(one, other)
-    copy = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(copy.predict_topk(X)[0], model.predict_topk(X)[0])
     model.save(tmp_path / "copy")
     gone = remove_labels(tmp_path / "copy", ["label 4"])
     assert not (gone.predict_topk(X, 2 * BASE)[0] == 4).any()
@@ -437,34 +529,82 @@ def test_refined_models_can_be_pruned_and_pickled_and_labels_removed(data, path,
         {"delta": "auto"},
         {"tfidf": True, "bias": 0.0},
         {"normalize": False, "bias": 2.0},
+        {"dense_scale": 0.5},
     ],
 )
-def test_refining_works_with_other_parameters(data, params):
-    X, Y, X_test, Y_test = data
-    plain = fit(X, Y, TrainingParams(**params)).evaluate(X_test, Y_test)["P@3"]
-    refined = fit(X, Y, TrainingParams(**params, refine=True))
-    assert refined.manifest.refined
-    assert refined.evaluate(X_test, Y_test)["P@3"] > plain
+@sparse_and_both
+def test_refining_works_with_other_parameters(refined, params):
+    X, test = take(refined.X_test, slice(20)), (refined.X_test, refined.Y_test)
+    plain = fit(*refined.data, TrainingParams(**params)).evaluate(*test)["P@3"]
+    model = fit(*refined.data, TrainingParams(**params, refine=True))
+    assert model.manifest.refined
+    assert model.evaluate(*test)["P@3"] > plain
+    scores = brute_force_scores(wide_rows(model, X), model.weights)
+    np.testing.assert_array_equal(model.decision_function(X), scores)
 
 
-def test_C_is_chosen_as_for_plain_models(data, tmp_path):
-    tuned = tune(*data[:2], tmp_path / "model", [0.3, 1.0], REFINE)
+@sparse_and_both
+def test_C_is_chosen_as_for_plain_models(refined, tmp_path):
+    tuned = tune(*refined.data, tmp_path / "model", [0.3, 1.0], TrainingParams(refine=True))
     assert tuned.model.manifest.refined
     assert tuned.model.params["C"] in (0.3, 1.0)
 
 
-def test_estimators_refine(data):
-    X, Y, X_test, _ = data
-    refined = DiSMECClassifier(refine=True).fit(X, Y)
-    assert refined.model_.manifest.refined
-    expected = fit(X, Y, REFINE).predict_topk(X_test, 3)
-    for found, other in zip(refined.predict_topk(X_test, 3), expected, strict=True):
+@sparse_and_both
+def test_estimators_refine(refined):
+    clf = DiSMECClassifier(refine=True, calibrate=True).fit(*refined.data)
+    assert clf.model_.manifest.refined
+    expected = refined.model.predict_topk(refined.X_test, 3)
+    for found, other in zip(clf.predict_topk(refined.X_test, 3), expected, strict=True):
         np.testing.assert_array_equal(found, other)
+    X, Y = refined.X[0] if refined.kind == "both" else refined.X, refined.Y
     words = [" ".join(f"w{w}" for w in X.indices[a:b]) for a, b in pairwise(X.indptr)]
     labels = [[f"l{i}" for i in Y.indices[a:b]] for a, b in pairwise(Y.indptr)]
-    texts = DiSMECTextClassifier(refine=True, calibrate=True).fit(words, labels)
+    given = [words, refined.X[1]] if refined.kind == "both" else words
+    texts = DiSMECTextClassifier(refine=True, calibrate=True).fit(given, labels)
     assert texts.model_.manifest.refined
-    assert texts.score(words, labels) > 0.8
+    assert texts.score(given, labels) > 0.8
+
+
+@both_only
+def test_the_command_line_trains_predicts_and_explains(refined, tmp_path):
+    (X, E), Y = refined.data
+    save_data(Dataset(X, Y, NAMES), tmp_path / "data.xmc")
+    np.save(tmp_path / "E.npy", E)
+    given = (tmp_path / "data.xmc", "--dense", tmp_path / "E.npy")
+    ok("train", *given, "--refine", "--calibrate", "-o", tmp_path / "model")
+    assert files_of(tmp_path / "model") == files_of(refined.path)
+    lines = ok("predict", tmp_path / "model", *given, "-k", 1).splitlines()
+    labels, _ = refined.model.predict_topk([X, E], 1)
+    assert [line.rpartition(":")[0].strip('"') for line in lines] == [
+        NAMES[i] for i in labels[:, 0]
+    ]
+    told = json.loads(ok("explain", tmp_path / "model", *given, "--row", 1, "--json"))
+    assert told["reasons"]
+    assert "embedding" in told
+    ok("train", *given, "--dense-only", "--refine", "-o", tmp_path / "alone")
+    assert open_model(tmp_path / "alone").n_features == 0
+
+
+@both_only
+def test_a_server_answers_as_the_library(refined, tmp_path):
+    from servers import serving
+    from test_server import features
+
+    X, E = refined.X_test
+    model = refined.model
+    labels, _ = model.predict_topk([X, E], 3)
+    rows = [{"features": features(X, i), "dense": E[i].tolist()} for i in range(5)]
+    with serving(tmp_path, refined.path) as server:
+        status, _, found = server.predict({"rows": rows, "k": 3})
+        assert status == 200, found
+        np.testing.assert_array_equal([row["labels"] for row in found["rows"]], labels[:5])
+        question = json.dumps({**rows[0], "label": int(labels[0, 0])})
+        status, _, told = server.ask("POST", "/explain", question)
+    assert status == 200, told
+    why = model.explain([X[[0]], E[:1]], int(labels[0, 0]))
+    assert told["embedding"] == pytest.approx(why.embedding)
+    assert [r["label"] for r in told["reasons"]] == [r.label for r in why.reasons]
 
 
 def test_invalid_refinements_are_refused(data, tmp_path):
@@ -472,7 +612,7 @@ def test_invalid_refinements_are_refused(data, tmp_path):
     with pytest.raises(DataError, match="refine needs at least 6 rows"):
         fit(X[:5], Y[:5], REFINE)
     with pytest.raises(DataError, match="validation data is not supported with refine"):
-        fit(X, Y, replace(REFINE, calibrate=True), validation=(X, Y))
+        fit(X, Y, REFINE, validation=(X, Y))
     none = fit(X, sp.csr_array(Y.shape, dtype=np.uint8), REFINE)  # there is nothing to learn
     assert none.manifest.refined is None
 

@@ -54,7 +54,6 @@ def requests():
 
     with (
         mock.patch("dismec.training.train.train_on", stop),
-        mock.patch("dismec.training.texts.train_on", stop),
         mock.patch("dismec.training.edit_labels.opened_executor", stop_edit),
     ):
         yield seen

@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from clusters import Processes
 from conftest import random_problem, tune
 from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
@@ -279,26 +278,24 @@ def test_a_killed_command_resumes_within_its_trial(tmp_path):
     assert files_of(path) == files_of_training(tmp_path / "whole", (X, Y), params)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
-def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path):
+def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path, dask_cluster):
     params, grid = TRIALS["both"], [0.5, 1.0]
     expected = files_of_training(tmp_path / "whole", data, params)
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        processes.worker()
-        how = {"cluster": str(processes.file)}
-        with stopped_after(2), pytest.raises(KeyboardInterrupt):
-            train(*data, tmp_path / "model", params, **how)
-        seen = []
-        train(*data, tmp_path / "model", params, progress=lambda *at: seen.append(at), **how)
-        assert 0 < seen[0][0] < LABELS
-        assert files_of(tmp_path / "model") == expected
-        with pytest.raises(KeyboardInterrupt):
-            tune(*data, tmp_path / "tuned", grid, PARAMS, progress=Interruption(400), **how)
-        seen = []
-        again = tune(
-            *data, tmp_path / "tuned", grid, PARAMS, progress=lambda *at: seen.append(at), **how
-        )
+    how = {"cluster": str(dask_cluster)}
+    with stopped_after(2), pytest.raises(KeyboardInterrupt):
+        train(*data, tmp_path / "model", params, **how)
+    seen = []
+    train(*data, tmp_path / "model", params, progress=lambda *at: seen.append(at), **how)
+    assert 0 < seen[0][0] < LABELS
+    assert files_of(tmp_path / "model") == expected
+    with pytest.raises(KeyboardInterrupt):
+        tune(*data, tmp_path / "tuned", grid, PARAMS, progress=Interruption(400), **how)
+    seen = []
+    again = tune(
+        *data, tmp_path / "tuned", grid, PARAMS, progress=lambda *at: seen.append(at), **how
+    )
     assert LABELS <= seen[0][0] < 3 * LABELS
     assert again.C == tune(*data, tmp_path / "here", grid, PARAMS).C
     assert files_of(tmp_path / "tuned") == files_of(tmp_path / "here")

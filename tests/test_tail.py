@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from clusters import Processes
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import (
     DataError,
@@ -26,7 +25,7 @@ from dismec.solve.costs import Costs, Weighting
 from dismec.solve.problem import Problem, SolverParams
 from dismec.training.train import fit
 
-pytestmark = pytest.mark.native(needs="distributed")
+pytestmark = pytest.mark.native(needs="sklearn")
 
 PROPENSITY = TrainingParams(weighting="propensity", precision="float32", delta=0)
 
@@ -161,12 +160,9 @@ def test_labels_added_later_get_the_weights_of_training_all_together(tmp_path, p
 
 
 @pytest.mark.cluster
-def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
+def test_cluster_gives_the_same_bytes(tmp_path, problem_data, dask_cluster):
     train(*problem_data, tmp_path / "here", PROPENSITY)
-    with Processes(tmp_path / "cluster") as cluster:
-        cluster.scheduler()
-        cluster.worker()
-        train(*problem_data, tmp_path / "there", PROPENSITY, cluster=str(cluster.file))
+    train(*problem_data, tmp_path / "there", PROPENSITY, cluster=str(dask_cluster))
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
 
 
@@ -272,7 +268,7 @@ def test_impossible_views_are_refused(calibrated, problem_data):
     plain = fit(*problem_data)
     with pytest.raises(ModelError, match="gives no probabilities"):
         plain.reranked()
-    assert plain.reranked(0.3, probabilities=False).nnz == plain.nnz
+    assert plain.reranked(0.3, probabilities=False).n_labels == plain.n_labels
 
 
 def test_stored_models_rank_like_models_in_memory(tmp_path, calibrated):

@@ -518,7 +518,6 @@ def test_arrays_that_no_vocabulary_can_produce_are_refused(arrays):
 # Tables
 
 
-@pytest.mark.unhurried
 @same_unicode
 def test_character_kinds_agree_with_python():
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters import Processes
 from conftest import random_problem, tune, tune_text, weight_files
 from dismec import (
     DataError,
@@ -33,7 +32,7 @@ from dismec.training import held_out as pruning
 from dismec.training.choose_c import pick
 from dismec.training.train import fit
 
-pytestmark = pytest.mark.native(needs="distributed")
+pytestmark = pytest.mark.native(needs="sklearn")
 
 GRID = [0.1, 0.5, 2.0, 20.0]
 
@@ -107,7 +106,7 @@ def test_a_path_does_not_change_with_threads_or_neighbors(data):
             (label, place): (part.weights[[i]].data.tobytes(), part.weights[[i]].indices.tobytes())
             for part in solve_path(problem, SolverParams(), GRID, labels, threads=threads)
             for i, (label, place) in enumerate(
-                zip(part.labels.tolist(), part.place.tolist(), strict=True)
+                zip(part.labels.tolist(), part.path_index.tolist(), strict=True)
             )
         }
 
@@ -298,11 +297,8 @@ def test_texts_are_tuned_as_their_features_are(texts, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_cluster_chooses_the_same_C_as_threads(data, tuned, tmp_path):
-    with Processes(tmp_path / "cluster") as processes:
-        processes.scheduler()
-        processes.worker(threads=2)
-        result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", cluster=processes.file)
+def test_a_cluster_chooses_the_same_C_as_threads(data, tuned, tmp_path, dask_cluster):
+    result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", cluster=dask_cluster)
     for row, here in zip(result.table, tuned[0].table, strict=True):
         assert row["P@5"] == pytest.approx(here["P@5"], abs=1)
     train(*data, tmp_path / "alone", TrainingParams(C=result.C))

@@ -15,7 +15,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 
 import naive
-from clusters import Processes
 from conftest import random_problem, related, train_unfinished, tune, tune_text, weight_files
 from dismec import (
     DataError,
@@ -45,7 +44,7 @@ from dismec.training.params import TrainOptions
 from dismec.training.train import fit
 from test_work_sharing import KINDS, frequent_labels
 
-pytestmark = pytest.mark.native(needs="distributed liblinear pandas sklearn")
+pytestmark = pytest.mark.native(needs="liblinear pandas sklearn")
 
 EXACT = TrainingParams(precision="float32", delta=0)
 TEXTS = ["boil the egg", "fry the egg", "bake bread", "slice bread", "a pan of eggs", "rye bread"]
@@ -186,7 +185,7 @@ def test_labels_along_a_path_of_C_are_solved_with_weights():
     rows = sp.csr_array(transform.apply(X).astype(np.float64))
     for part in solve_path(problem, SolverParams(delta=0.0), path, labels, threads=2):
         for i, label in enumerate(part.labels):
-            C, s = path[part.place[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
+            C, s = path[part.path_index[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
             w = part.weights[[i]].toarray().ravel().astype(np.float64)
             best = objective(rows, s, weighted_minimum(rows, s, C, v), C, v)
             assert objective(rows, s, w, C, v) <= best * (1 + 1e-2)
@@ -368,7 +367,7 @@ def test_calibration_counts_rows_by_weight():
 
 
 @pytest.mark.cluster
-def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
+def test_cluster_gives_the_same_bytes(tmp_path, problem_data, dask_cluster):
     X, Y = problem_data
     v = some_weights(300)
     v[3] = 0
@@ -379,12 +378,9 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
     fmt = TextFormat(weight_column="w")
     train(X, Y, tmp_path / "here", weights=v)
     train_text(texts, tmp_path / "texts here", fmt=fmt)
-    with Processes(tmp_path / "cluster") as cluster:
-        cluster.scheduler()
-        cluster.worker()
-        address = str(cluster.file)
-        train(X, Y, tmp_path / "there", weights=v, cluster=address, source=data)
-        train_text(texts, tmp_path / "texts there", fmt=fmt, cluster=address)
+    address = str(dask_cluster)
+    train(X, Y, tmp_path / "there", weights=v, cluster=address, source=data)
+    train_text(texts, tmp_path / "texts there", fmt=fmt, cluster=address)
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
     assert weight_files(tmp_path / "texts here") == weight_files(tmp_path / "texts there")
     assert not list((tmp_path / "texts there").glob("*.xmc"))
@@ -648,15 +644,12 @@ def test_labels_of_the_same_rows_and_other_class_weights_have_other_weights():
 
 
 @pytest.mark.cluster
-def test_class_weight_on_a_cluster_gives_the_same_bytes(tmp_path):
+def test_class_weight_on_a_cluster_gives_the_same_bytes(tmp_path, dask_cluster):
     X, Y = random_problem(rows=100, labels=4)
     Y = sp.csr_array(sp.hstack([Y, Y[:, [2]]]))
     here = DiSMECClassifier(class_weight={2: 7.0}).fit(X, Y, sample_weight=some_weights(100))
-    with Processes(tmp_path / "cluster") as cluster:
-        cluster.scheduler()
-        cluster.worker()
-        there = DiSMECClassifier(class_weight={2: 7.0}, cluster=str(cluster.file))
-        there.fit(X, Y, sample_weight=some_weights(100))
+    there = DiSMECClassifier(class_weight={2: 7.0}, cluster=str(dask_cluster))
+    there.fit(X, Y, sample_weight=some_weights(100))
     assert weights_of(here.model_) == weights_of(there.model_)
 
 

@@ -86,7 +86,7 @@ for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'tbl.
 done
 
 selected=("$@")
-(($#)) || selected=(-m "native and not slow and not unhurried and not cluster and not data")
+(($#)) || selected=(-m "native and not slow and not cluster and not data")
 echo "== Tests under emulation"
 "$build/python" -c 'from dismec.cpu import kernels; assert kernels.isa == "neon", kernels.isa'
-"$build/python" -m pytest -q -p no:cacheprovider --hypothesis-profile=quick "${selected[@]}"
+"$build/python" -m pytest -q -p no:cacheprovider --hypothesis-profile=few "${selected[@]}"

@@ -224,6 +224,8 @@ class RerankedRankings(Rankings):
 
     def __init__(self, rankings: Rankings, bonus: Floats, *, probabilities: bool) -> None:
         super().__init__(rankings.n_labels, rankings.transform, None)
+        if probabilities:
+            rankings._calibrated()  # raises an error before any row is ranked
         self._rankings, self._bonus, self._probabilities = rankings, bonus, probabilities
 
     @property
