@@ -12,7 +12,6 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.files import StrPath
-from dismec.data.mixed import MixedRows
 
 MatrixLike: TypeAlias = sp.sparray | sp.spmatrix | npt.ArrayLike
 """A matrix of numbers: a scipy matrix of any format, a NumPy array, nested lists, or a frame."""
@@ -20,7 +19,7 @@ MatrixLike: TypeAlias = sp.sparray | sp.spmatrix | npt.ArrayLike
 TextsLike: TypeAlias = Iterable[str] | npt.ArrayLike
 """One text per row: a list, an array, a Series of pandas or polars, an Arrow array, a generator."""
 
-RowsLike: TypeAlias = MatrixLike | TextsLike | MixedRows | Sequence[MatrixLike | TextsLike]
+RowsLike: TypeAlias = MatrixLike | TextsLike | Sequence[MatrixLike | TextsLike]
 """Rows for a model: a matrix, or texts for a text model.
 
 For a model with dense features, a list ``[X, E]`` of a matrix or texts and a dense array, or

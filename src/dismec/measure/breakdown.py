@@ -214,3 +214,9 @@ def precision_of_guesses(
         },
         "random labels": {f"P@{k}": 100 * float(hit) * min(k, n_trained) / k for k in ks},
     }
+
+
+def frequency_range(frequency: Sequence[int]) -> str:
+    """Format the range of training rows of a group of labels."""
+    most, least = frequency
+    return f"{most:,}" if most == least else f"{least:,}–{most:,}"

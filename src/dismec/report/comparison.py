@@ -8,7 +8,7 @@ from typing import Any
 from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.printable import html_text
-from dismec.report.facts import frequency_range
+from dismec.measure.breakdown import frequency_range
 from dismec.report.figures import BLUE, COLORS, MARKERS, draw_bars, draw_svg, plain_ticks
 from dismec.report.page import figure, page_of, section_of, table
 from dismec.report.sections import Section

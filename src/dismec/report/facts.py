@@ -33,7 +33,6 @@ __all__ = [
     "describe_data",
     "describe_model",
     "describe_texts",
-    "frequency_range",
     "plain_facts",
     "shown",
 ]
@@ -256,12 +255,6 @@ def shown(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def frequency_range(frequency: Sequence[int]) -> str:
-    """Format the range of training rows of a group of labels."""
-    most, least = frequency
-    return f"{most:,}" if most == least else f"{least:,}–{most:,}"
 
 
 def _stored_weights(

@@ -16,7 +16,7 @@ import numpy as np
 
 from dismec.data.files import StrPath
 from dismec.errors import DataError, DismecError
-from dismec.report.facts import frequency_range
+from dismec.measure.breakdown import frequency_range
 from dismec.solve.weight_counts import BINS, SIDE
 
 __all__ = [

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dismec.data.counts import counted
+from dismec.measure.breakdown import frequency_range
 from dismec.report.evaluation import KS
-from dismec.report.facts import frequency_range
 from dismec.report.figures import draw_groups
 
 __all__ = [

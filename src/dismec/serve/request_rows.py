@@ -13,7 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.mixed import MixedRows, mixed_rows
+from dismec.data.mixed import mixed_rows
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.model import Model
@@ -33,9 +33,7 @@ class LongTexts(DataError):  # noqa: N818  it says what came
     """The texts of a request are too long to be answered in a reasonable time."""
 
 
-def parse(
-    path: str, body: bytes, contract: Contract
-) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
+def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, Any]]:
     """Return the rows of a request for a model, and the request checked by `Contract.check`.
 
     Its "features" may be empty lists there, because they are in the rows. `DataError` has a
