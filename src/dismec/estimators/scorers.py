@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-from dismec.data.targets import Kind
 from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
 from dismec.measure.probabilities import f1_scores
 
-__all__ = ["check_scorer", "label_scorer"]
+__all__ = ["label_scorer"]
 
 _F1 = ("micro-F1", "macro-F1")
 _RANKED = re.compile(r"(?:P|nDCG|PSP|PSnDCG|R)@([1-9]\d{0,8})")
@@ -82,26 +80,3 @@ class _LabelScorer:
         k = int(self.metric.partition("@")[2])
         top = model.predict_topk(rows, min(k, model.n_labels))[0]
         return truth.metrics(top, (k,))[self.metric] / 100
-
-
-def check_scorer(kind: Kind) -> None:
-    """Raise `DataError` if `fit` runs for a scikit-learn scorer that cannot score lists of labels.
-
-    The search would catch the scorer's error, set every score to NaN, and still report a best
-    candidate. Errors from `fit` are not hidden: if all fits fail, the search says why.
-    """
-    if kind != "lists":
-        return
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "_fit_and_score":
-        frame = frame.f_back
-    scorer = None if frame is None else frame.f_locals.get("scorer")
-    scorers = getattr(scorer, "_scorers", None)
-    for one in scorers.values() if isinstance(scorers, dict) else (scorer,):
-        metric = getattr(one, "_score_func", None)
-        if getattr(metric, "__module__", "").startswith("sklearn."):
-            raise DataError(
-                f"scikit-learn's {getattr(metric, '__name__', 'scorer')} cannot score lists of "
-                'labels: pass scoring=dismec.label_scorer("micro-F1"), or as labels '
-                "MultiLabelBinarizer().fit_transform(labels)"
-            )

@@ -18,8 +18,7 @@ from dismec.data.targets import Kind, Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
-from dismec.estimators.scorers import check_scorer
-from dismec.estimators.shared import Estimator, check_none_empty
+from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
