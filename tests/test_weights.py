@@ -37,7 +37,7 @@ from dismec.data.dataset import Dataset
 from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, fingerprint
 from dismec.features.transform import Transform
-from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.measure.metrics import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks, solve_path

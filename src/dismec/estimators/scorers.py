@@ -10,7 +10,7 @@ from typing import Any
 from dismec.data.targets import Kind
 from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
-from dismec.measure.probabilities import f1_scores
+from dismec.measure.metrics import f1_scores
 
 __all__ = ["check_scorer", "label_scorer"]
 
