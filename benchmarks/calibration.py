@@ -16,7 +16,7 @@ import sys
 import time
 
 import data
-from dismec.measure.probabilities import f1_scores
+from dismec.measure.metrics import f1_scores
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit
 from machine import print_heading

@@ -16,8 +16,7 @@ from conftest import random_problem
 from dismec import DataError, ModelError
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
-from dismec.measure.metrics import Truth
-from dismec.measure.probabilities import f1_scores
+from dismec.measure.metrics import Truth, f1_scores
 from dismec.model.calibration import Calibration, logistic
 from dismec.model.manifest import PRECISIONS
 from dismec.model.model import Model

@@ -14,8 +14,7 @@ import naive
 from dismec.data.targets import propensities
 from dismec.errors import DataError
 from dismec.measure import metrics
-from dismec.measure.metrics import Truth
-from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.measure.metrics import Truth, expected_calibration_error, f1_scores
 
 pytestmark = pytest.mark.native
 

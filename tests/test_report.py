@@ -37,7 +37,7 @@ from dismec.measure.breakdown import (
     histogram,
     spread_ranks,
 )
-from dismec.measure.probabilities import reliability
+from dismec.measure.metrics import reliability
 from dismec.model.directory import read_manifest
 from dismec.report.estimate import estimate_training, summarize_estimate
 from dismec.report.evaluation import describe_test

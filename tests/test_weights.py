@@ -36,7 +36,7 @@ from dismec.data.dataset import Dataset
 from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, fingerprint
 from dismec.features.transform import Transform
-from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.measure.metrics import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks, solve_path
@@ -753,7 +753,7 @@ def test_weights_of_texts_come_from_a_column(tmp_path):
     run("update", model, texts, "--labels", tmp_path / "labels.txt", "--quiet")
     assert weights_of(open_model(model)) == weights_of(expected)
     refused = run("update", model, plain, "--labels", tmp_path / "labels.txt", code=2)
-    assert "no weight under the key 'w' (--weight-column)" in refused.stderr
+    assert "no key 'w' (--weight-column)" in refused.stderr
 
 
 @pytest.mark.parametrize(

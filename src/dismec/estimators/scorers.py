@@ -8,7 +8,7 @@ from typing import Any
 
 from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
-from dismec.measure.probabilities import f1_scores
+from dismec.measure.metrics import f1_scores
 
 __all__ = ["label_scorer"]
 

@@ -10,8 +10,7 @@ import numpy as np
 from dismec.data.counts import check_ks
 from dismec.data.types import WeightsLike
 from dismec.data.weights import check_row_weights
-from dismec.measure.metrics import Truth, hits
-from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.measure.metrics import Truth, expected_calibration_error, f1_scores, hits
 from dismec.model.calibration import Calibration, logistic
 from dismec.model.rankings import MACRO_F1, MICRO_F1
 from dismec.model.scoring import Labels, Scores

@@ -13,8 +13,7 @@ from dismec.data.hierarchy import LabelTree
 from dismec.errors import DataError
 from dismec.measure.breakdown import by_group, by_label, precision_of_guesses
 from dismec.measure.levels import by_level, by_node
-from dismec.measure.metrics import Truth, hits
-from dismec.measure.probabilities import reliability
+from dismec.measure.metrics import Truth, hits, reliability
 from dismec.model.model import Model
 
 __all__ = ["KS", "describe_hierarchy", "describe_test"]
