@@ -23,8 +23,8 @@ from dismec.report import label_facts
 from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
 from dismec.report.evaluation import describe_test
 from dismec.report.facts import describe_data, describe_texts
-from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
 from dismec.report.label_facts import describe_labels, one_edit_apart, same_words, words_of
+from dismec.report.sections import list_anomalies, percent, summarize_data, summarize_test
 
 
 def invoke(*args):

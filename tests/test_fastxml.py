@@ -1,4 +1,4 @@
-"""FastXML against slow node-by-node computations, and against published figures on bibtex."""
+"""FastXML against slow node-by-node computations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import scipy.sparse as sp
 from scipy.optimize import minimize
 
 from conftest import random_problem
-from dismec import evaluate
 from dismec.compare.fastxml import Blocks, FastXML, partition, separators
 
 FEW = FastXML(n_trees=3)
@@ -171,8 +170,9 @@ def test_a_leaf_keeps_its_most_frequent_labels():
         assert np.array_equal(np.sort(some[[node]].data)[::-1], expected)
 
 
-def test_prediction_is_the_mean_of_leaves():
-    X, Y = problem(rows=1200)  # more than one chunk
+def test_prediction_is_the_mean_of_leaves(monkeypatch):
+    monkeypatch.setattr("dismec.compare.baseline._MOST_CELLS", 2**14)  # several chunks
+    X, Y = problem()
     forest = FEW.fit(X, Y)
     labels, scores = forest.predict_topk(X, 4)
     means = np.mean([forest.leaves[leaf].toarray() for leaf in forest.leaves_of(X).T], axis=0)
@@ -184,56 +184,6 @@ def test_prediction_is_the_mean_of_leaves():
     assert np.array_equal(labels < 0, np.isneginf(scores))
 
 
-def same(one, other):
-    a, b = one.arrays(), other.arrays()
-    return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
-
-
-def test_seed_decides_and_threads_do_not():
-    X, Y = problem()
-    once = FEW.fit(X, Y)
-    assert same(once, FEW.fit(X, Y, threads=3))
-    assert not same(once, FastXML(n_trees=3, seed=1).fit(X, Y))
-    trees = [once.leaves_of(X)[:, tree] - once.roots[tree] for tree in range(3)]
-    assert not np.array_equal(trees[0], trees[1])
-
-
-def test_arrays_are_small_types():
-    arrays = FEW.fit(*problem()).arrays().values()
-    assert {array.dtype for array in arrays} == {np.dtype(np.float32), np.dtype(np.int32)}
-
-
-def test_fastxml_learns_a_learnable_problem():
-    X, Y = problem(rows=900)
-    forest = FastXML(n_trees=10).fit(X[:600], Y[:600])
-    labels, _ = forest.predict_topk(X[600:], 3)
-    frequent = np.argsort(-np.asarray(Y[:600].sum(axis=0)).ravel())[:3]
-    always = np.tile(frequent.astype(np.int32), (300, 1))
-    truth = sp.csr_array(Y[600:])
-    assert evaluate(truth, labels, (1,))["P@1"] > evaluate(truth, always, (1,))["P@1"] + 10
-
-
-def test_empty_rows_and_labels_do_no_harm():
-    X, Y = problem()
-    X, Y = X.tolil(), Y.tolil()
-    X[::5], Y[::3], Y[:, 4] = 0, 0, 0
-    X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
-    labels, scores = FEW.fit(X, Y).predict_topk(X, 5)
-    assert not (labels == 4).any()
-    assert not np.isnan(scores).any()
-    assert (labels[:, 0] >= 0).any()
-
-
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_data_without_any_labels_finds_none(rows):
-    X, _ = problem()
-    labels, scores = FEW.fit(X[:rows], sp.csr_matrix((rows, 7), dtype=np.float32)).predict_topk(
-        X, 2
-    )
-    assert (labels == -1).all()
-    assert np.isneginf(scores).all()
-
-
 def test_few_rows_are_one_leaf():
     X, Y = problem()
     forest = FEW.fit(X[:8], Y[:8])
@@ -242,7 +192,6 @@ def test_few_rows_are_one_leaf():
     mean = np.asarray(Y[:8].mean(axis=0)).ravel()
     assert np.count_nonzero(labels[0] >= 0) == np.count_nonzero(mean)
     assert scores[0, 0] == pytest.approx(mean.max())
-    assert forest.predict_topk(X[:0], 3)[0].shape == (0, 3)
 
 
 def test_rows_without_features_are_one_leaf():
@@ -251,11 +200,3 @@ def test_rows_without_features_are_one_leaf():
     forest = FEW.fit(X, Y)
     labels, _ = forest.predict_topk(X, 1)
     assert (labels == np.asarray(Y.sum(axis=0)).argmax()).all()
-
-
-@pytest.mark.data
-def test_bibtex_is_as_published(bibtex_precision):
-    """With 25 of the 50 trees, to save time."""
-    reached = bibtex_precision(FastXML(n_trees=25))
-    for k, published in {1: 63.42, 3: 39.23, 5: 28.86}.items():
-        assert reached[f"P@{k}"] > published - 1.5

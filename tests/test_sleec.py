@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from dismec import evaluate, generate
+from dismec import generate
 from dismec.compare.sleec import (
     SLEEC,
     k_means,
@@ -29,7 +27,7 @@ def normalized(train, test):
 def problem():
     train, test = generate(rows=600, features=300, labels=40, seed=3)
     X, X_test = normalized(train, test)
-    return X, sp.csr_matrix(train.Y), X_test, sp.csr_matrix(test.Y)
+    return X, sp.csr_matrix(train.Y), X_test
 
 
 SMALL = SLEEC(
@@ -41,6 +39,11 @@ SMALL = SLEEC(
     neighbors=5,
     svp_steps=20,
 )
+
+
+@pytest.fixture(scope="module")
+def fitted(problem):
+    return SMALL.fit(*problem[:2])
 
 
 def error(products, Z):
@@ -96,10 +99,10 @@ def test_subspace_iteration_comes_near_the_exact_steps(problem):
 
 
 def test_error_never_rises(problem):
-    products = nearest_products(unit_rows(problem[1]), 15, np.random.default_rng(0))
+    products = nearest_products(unit_rows(problem[1][:250]), 15, np.random.default_rng(0))
     errors = [
         error(products, singular_value_projection(products, 20, s, 0.0, np.random.default_rng(0)))
-        for s in range(1, 25)
+        for s in range(1, 25, 3)
     ]
     assert (np.diff(errors) <= 1e-3 * errors[0]).all()
     assert errors[-1] < errors[0] / 3
@@ -155,9 +158,8 @@ def test_clusters_are_of_the_nearest_centers(problem):
     assert (np.bincount(home, minlength=len(centers)) > 0).all()
 
 
-def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem):
-    X, Y, X_test, _ = problem
-    fitted = SMALL.fit(X, Y)
+def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem, fitted):
+    _, Y, X_test = problem
     labels, values = fitted.predict_topk(X_test, 4)
     Y = Y.toarray()
     for i in range(X_test.shape[0]):
@@ -175,9 +177,9 @@ def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem):
         assert found.sum() == min(4, np.count_nonzero(votes))
 
 
-def test_each_row_is_in_one_region_of_each_learner(problem):
-    X, Y, _, _ = problem
-    for learner in SMALL.fit(X, Y).learners:
+def test_each_row_is_in_one_region_of_each_learner(problem, fitted):
+    X = problem[0]
+    for learner in fitted.learners:
         rows = np.concatenate([region.rows for region in learner.regions])
         assert (np.sort(rows) == np.arange(X.shape[0])).all()
         assert len(learner.regions) > 1
@@ -185,34 +187,9 @@ def test_each_row_is_in_one_region_of_each_learner(problem):
             np.testing.assert_allclose(region.embedded, X[region.rows] @ region.V)
 
 
-def test_learners_differ(problem):
-    X, Y, _, _ = problem
-    first, second, _ = SMALL.fit(X, Y).learners
+def test_learners_differ(fitted):
+    first, second, _ = fitted.learners
     assert not np.array_equal(first.centers, second.centers)
-
-
-def test_predictions_are_far_better_than_frequent_labels(problem):
-    X, Y, X_test, Y_test = problem
-    labels, _ = SMALL.fit(X, Y).predict_topk(X_test, 5)
-    frequent = np.argsort(-np.bincount(Y.indices))[:5].astype(np.int32)
-    guess = evaluate(Y_test, np.tile(frequent, (X_test.shape[0], 1)), (1,))["P@1"]
-    assert evaluate(Y_test, labels, (1,))["P@1"] > guess + 20
-
-
-def test_seed_decides_and_threads_do_not(problem):
-    X, Y, _, _ = problem
-    one = SMALL.fit(X, Y, threads=1).arrays()
-    two = SMALL.fit(X, Y, threads=3).arrays()
-    assert one.keys() == two.keys()
-    assert all(np.array_equal(one[name], two[name]) for name in one)
-    other = replace(SMALL, seed=1).fit(X, Y).arrays()
-    assert not np.array_equal(one["0.centers"], other["0.centers"])
-
-
-def test_arrays_are_float32_or_int32(problem):
-    X, Y, _, _ = problem
-    for array in SMALL.fit(X, Y).arrays().values():
-        assert array.dtype in (np.float32, np.int32)
 
 
 def test_settings_depend_on_the_number_of_rows():
@@ -220,42 +197,3 @@ def test_settings_depend_on_the_number_of_rows():
     assert (small.n_learners, small.dimension, small.neighbors) == (1, 100, 25)
     assert (large.n_learners, large.dimension, large.svp_neighbors) == (10, 50, 15)
     assert SLEEC(dimension=7).resolved(15539).dimension == 7
-
-
-def degenerate(n_rows):
-    rng = np.random.default_rng(0)
-    X = sp.random(n_rows, 30, 0.2, "csr", np.float32, rng)
-    Y = sp.csr_matrix(rng.random((n_rows, 9)) < 0.2, dtype=np.uint8)
-    row = np.arange(n_rows)[:, None]
-    X = sp.csr_matrix(X.multiply(row % 3 > 0), dtype=np.float32)
-    Y = sp.csr_matrix(Y.multiply((row % 4 > 0) & (np.arange(9) != 4)), dtype=np.uint8)
-    X.eliminate_zeros()
-    Y.eliminate_zeros()
-    return X, Y
-
-
-@pytest.mark.parametrize("n_rows", [1, 2, 7, 60])
-@pytest.mark.parametrize("l1", [0.0, 0.01])
-def test_empty_rows_and_labels_are_allowed(n_rows, l1):
-    X, Y = degenerate(n_rows)
-    fitted = replace(SMALL, rows_per_cluster=20, l1=l1).fit(X, Y)
-    labels, values = fitted.predict_topk(sp.vstack([X, sp.csr_matrix((2, 30))]), 12)
-    assert labels.shape == values.shape == (n_rows + 2, 12)
-    assert (np.isneginf(values) == (labels == -1)).all()
-    assert not np.isnan(values).any()
-    assert 4 not in labels
-    assert (labels[:, 9:] == -1).all()
-
-
-def test_no_labels_at_all_predict_nothing():
-    X, _ = degenerate(30)
-    labels, values = SMALL.fit(X, sp.csr_matrix((30, 5))).predict_topk(X, 3)
-    assert (labels == -1).all()
-    assert np.isneginf(values).all()
-
-
-@pytest.mark.data
-def test_bibtex_is_as_published(bibtex_precision):
-    reached = bibtex_precision(SLEEC())
-    for k, published in ((1, 65.08), (3, 39.64), (5, 28.87)):
-        assert reached[f"P@{k}"] >= published - 1.5

@@ -1,53 +1,45 @@
-"""What the other systems of the paper's comparison share: interface, best labels, least squares."""
+"""What the other systems of the paper's comparison share: best labels, least squares.
+
+A system is a dataclass of its parameters. Its `fit(X, Y, *, threads=1)` trains on the rows of X
+(CSR, float32, norm 1) and their labels Y (CSR, ones); the result depends on the seed in the
+parameters but not on the number of threads. `predict_topk(X, k)` of the result returns the best k
+labels per row, best first, and their scores; if there are fewer than k, the remaining places are −1
+with a score of −inf.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 __all__ = [
-    "Baseline",
-    "Fitted",
     "Topk",
+    "best_by_weights",
     "best_entries",
     "best_of",
     "best_of_rows",
     "conjugate_gradients",
-    "csr_arrays",
+    "settled",
     "some_at_a_time",
 ]
 
 Topk: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 Floats = npt.NDArray[np.float32]
+Params = TypeVar("Params", bound=Any)
 
 _MOST_CELLS = 1 << 23  # cells of a dense matrix that is made for some rows at a time
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
-class Fitted(Protocol):
-    """A trained system."""
-
-    def predict_topk(self, X: Any, k: int) -> Topk:
-        """Return the best k labels per row, best first, and their scores.
-
-        If a system finds fewer than k labels, the remaining places are −1 with a score of −inf.
-        """
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that prediction needs, as it would be stored."""
-
-
-class Baseline(Protocol):
-    """A system and its parameters."""
-
-    def fit(self, X: Any, Y: Any, *, threads: int = 1) -> Fitted:
-        """Train on the rows of X (CSR, float32, norm 1) and their labels Y (CSR, ones).
-
-        The result depends on the seed in the parameters but not on the number of threads.
-        """
+def settled(params: Params, **defaults: float) -> Params:
+    """Return the parameters with these values in place of None."""
+    missing = {name: value for name, value in defaults.items() if getattr(params, name) is None}
+    return replace(params, **missing)
 
 
 def some_at_a_time(n_rows: int, n_columns: int) -> Iterator[slice]:
@@ -57,42 +49,47 @@ def some_at_a_time(n_rows: int, n_columns: int) -> Iterator[slice]:
         yield slice(begin, min(begin + size, n_rows))
 
 
-def best_of(scores: npt.NDArray[np.floating[Any]], k: int) -> Topk:
-    """Return the best k columns of each row of a dense matrix; ties go to the smaller column.
+def best_of(scores: Any, k: int) -> Topk:
+    """Return the best k columns of each row of a dense or CSR matrix; ties: the smaller column.
 
-    Columns with a score of −inf are never returned.
+    Columns with a score of −inf, and entries that a CSR matrix does not store, are never returned.
     """
     n_rows, n_columns = scores.shape
     width = min(k, n_columns)
     labels = np.full((n_rows, k), -1, np.int32)
     values = np.full((n_rows, k), -np.inf, np.float32)
-    if not width:
-        return labels, values
-    kth = np.partition(scores, n_columns - width, axis=1)[:, n_columns - width, None]
-    for row in range(n_rows):
-        candidates = np.flatnonzero(scores[row] >= kth[row])
-        order = np.argsort(-scores[row, candidates], kind="stable")[:width]
-        found = candidates[order]
-        values[row, :width] = scores[row, found]
-        labels[row, :width] = np.where(np.isneginf(scores[row, found]), -1, found)
+    if not isinstance(scores, np.ndarray):
+        rows, ranks, entries = best_entries(scores, k)
+        labels[rows, ranks], values[rows, ranks] = scores.indices[entries], scores.data[entries]
+    elif width:
+        kth = np.partition(scores, n_columns - width, axis=1)[:, n_columns - width, None]
+        for row in range(n_rows):
+            candidates = np.flatnonzero(scores[row] >= kth[row])
+            order = np.argsort(-scores[row, candidates], kind="stable")[:width]
+            found = candidates[order]
+            values[row, :width] = scores[row, found]
+            labels[row, :width] = np.where(np.isneginf(scores[row, found]), -1, found)
     return labels, values
 
 
-def best_of_rows(X: Any, k: int, labels: int | npt.NDArray[np.int32], score: Any) -> Topk:
+def best_of_rows(X: Any, k: int, n_columns: int, score: Callable[[Any], Any]) -> Topk:
     """Return the best k labels per row, computed for some rows at a time.
 
-    `labels` are the numbers of the columns of scores, or how many there are; `score` is a function
-    from rows to dense scores, or weights (features × labels, CSR).
+    `score` returns the scores of rows, dense or CSR; on the way it may make dense matrices with
+    `n_columns` columns.
     """
-    n_labels = labels if isinstance(labels, int) else len(labels)
-    best = np.full((X.shape[0], k), -1, np.int32)
+    labels = np.full((X.shape[0], k), -1, np.int32)
     values = np.full((X.shape[0], k), -np.inf, np.float32)
-    for some in some_at_a_time(X.shape[0], n_labels):
-        scores = score(X[some]) if callable(score) else (X[some] @ score).toarray()
-        best[some], values[some] = best_of(scores, k)
-    if n_labels and not isinstance(labels, int):
-        best = np.where(best < 0, np.int32(-1), labels[best])
-    return best, values
+    for some in some_at_a_time(X.shape[0], n_columns):
+        labels[some], values[some] = best_of(score(X[some]), k)
+    return labels, values
+
+
+def best_by_weights(X: Any, k: int, weights: Any, labels: npt.NDArray[Any]) -> Topk:
+    """Return the best k of some labels per row; column j of the weights belongs to labels[j]."""
+    by_feature = sp.csr_matrix(weights)
+    places, scores = best_of_rows(X, k, len(labels), lambda rows: (rows @ by_feature).toarray())
+    return np.append(labels, -1).astype(np.int32)[places], scores
 
 
 def best_entries(matrix: Any, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
@@ -102,15 +99,6 @@ def best_entries(matrix: Any, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any
     rank = np.arange(len(row)) - matrix.indptr[row]
     best = rank < k
     return row[best], rank[best], order[best]
-
-
-def csr_arrays(**matrices: Any) -> dict[str, npt.NDArray[Any]]:
-    """Return the three arrays of compressed sparse matrices, as they would be stored."""
-    return {
-        f"{name}_{part}": np.asarray(getattr(matrix, part)).astype(kind, copy=False)
-        for name, matrix in matrices.items()
-        for part, kind in (("data", np.float32), ("indices", np.int32), ("indptr", np.int32))
-    }
 
 
 def conjugate_gradients(

@@ -44,7 +44,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.special import expit
 
-from dismec.compare.baseline import Topk, best_entries, csr_arrays
+from dismec.compare.baseline import Topk, best_entries, best_of_rows
 
 __all__ = ["Blocks", "FastXML", "Forest", "partition", "separators"]
 
@@ -56,7 +56,6 @@ _MOST_ROUNDS = 100  # rounds of ranking; about ten are typical
 _MOST_SETS = 10  # feature sets that weights are fitted to; about three are typical
 _MOST_STEPS = 100  # steps for each of these; about fifty are typical
 _TIE = 1e-9  # smaller differences of nDCG are rounding errors
-_ROWS_AT_ONCE = 1024  # rows per step of prediction
 
 
 @dataclass(frozen=True)
@@ -67,13 +66,12 @@ class FastXML:
     max_leaf: int = 10  # rows
     labels_per_leaf: int = 100
     C: float = 4.0  # weight of the log loss
-    bias: float = 1.0  # the value of a feature that is present in all rows
     tolerance: float = 0.05  # of the optimality conditions of w, relative to w = 0
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> Forest:
         """Grow the trees, one per thread at a time."""
-        X, Y = _with_bias(X, self.bias), sp.csr_matrix(Y, dtype=np.float32)
+        X, Y = _with_bias(X), sp.csr_matrix(Y, dtype=np.float32)
 
         def grow(tree: int) -> Forest:
             return _grown(self, X, Y, np.random.default_rng((self.seed, tree)))
@@ -89,7 +87,6 @@ class Forest(NamedTuple):
     children: npt.NDArray[np.int32]  # nodes × 2: for w·x < 0, and otherwise; −1 at leaves
     weights: Any  # CSR, nodes × features, bias last; empty at leaves
     leaves: Any  # CSR, nodes × labels; empty at other nodes
-    bias: float
 
     @classmethod
     def joined(cls, trees: list[Forest]) -> Forest:
@@ -104,12 +101,11 @@ class Forest(NamedTuple):
             np.concatenate(moved).astype(np.int32),
             sp.vstack([tree.weights for tree in trees], "csr"),
             sp.vstack([tree.leaves for tree in trees], "csr"),
-            trees[0].bias,
         )
 
     def leaves_of(self, X: Any) -> npt.NDArray[np.int32]:
         """Return the leaf of each row in each tree (rows × trees), descending level by level."""
-        X = _with_bias(X, self.bias)
+        X = _with_bias(X)
         found = np.empty((X.shape[0], len(self.roots)), np.int32)
         for tree, root in enumerate(self.roots):
             found[:, tree] = root
@@ -124,30 +120,15 @@ class Forest(NamedTuple):
 
     def predict_topk(self, X: Any, k: int) -> Topk:
         """Return the best k labels per row by the mean of its leaves."""
-        labels = np.full((X.shape[0], k), -1, np.int32)
-        scores = np.full((X.shape[0], k), -np.inf, np.float32)
-        n_trees = len(self.roots)
-        for start in range(0, X.shape[0], _ROWS_AT_ONCE):
-            found = self.leaves_of(X[start : start + _ROWS_AT_ONCE])
-            share = np.full(found.size, 1 / n_trees, np.float32)
-            pointers = np.arange(0, found.size + 1, n_trees)
-            visits = sp.csr_matrix(
-                (share, found.ravel(), pointers), (len(found), len(self.children))
-            )
-            mean = visits @ self.leaves
-            row, place, entry = best_entries(mean, k)
-            labels[start + row, place] = mean.indices[entry]
-            scores[start + row, place] = mean.data[entry]
-        return labels, scores
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that prediction needs, as it would be stored."""
-        return {
-            "roots": self.roots,
-            "children": self.children,
-            "bias": np.array([self.bias], np.float32),
-            **csr_arrays(weights=self.weights, leaves=self.leaves),
-        }
+        def mean(rows: Any) -> Any:
+            found = self.leaves_of(rows)
+            share = np.full(found.size, 1 / len(self.roots), np.float32)
+            ends = np.arange(0, found.size + 1, len(self.roots))
+            shape = (len(found), len(self.children))
+            return sp.csr_matrix((share, found.ravel(), ends), shape) @ self.leaves
+
+        return best_of_rows(X, k, self.leaves.shape[1] + self.weights.shape[1], mean)
 
 
 class Blocks(NamedTuple):
@@ -305,7 +286,7 @@ def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) ->
     values, nodes, features = map(np.concatenate, zip(*entries, strict=True))
     weights = sp.csr_matrix((values, (nodes, features)), (n_nodes, X_all.shape[1]))
     leaves = _label_means(home, n_nodes, Y_all, params.labels_per_leaf)
-    return Forest(np.zeros(1, np.int32), children, weights, leaves, params.bias)
+    return Forest(np.zeros(1, np.int32), children, weights, leaves)
 
 
 def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:
@@ -316,6 +297,6 @@ def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:
     return sp.csr_matrix((mean.data[entry], (node, mean.indices[entry])), mean.shape)
 
 
-def _with_bias(X: Any, bias: float) -> Any:
-    column = sp.csr_matrix(np.full((X.shape[0], 1), bias, np.float32))
-    return sp.csr_matrix(sp.hstack([X, column], "csr"), dtype=np.float32)
+def _with_bias(X: Any) -> Any:
+    """Return X with a column of ones."""
+    return sp.hstack([X, sp.csr_matrix(np.ones((X.shape[0], 1)))], "csr", np.float32)

@@ -61,17 +61,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.linalg
 import scipy.sparse as sp
 
-from dismec.compare.baseline import (
-    Floats,
-    Topk,
-    best_of_rows,
-    conjugate_gradients,
-    csr_arrays,
-)
+from dismec.compare.baseline import Floats, Topk, best_of_rows, conjugate_gradients
 
 __all__ = [
     "LEML",
@@ -101,7 +94,7 @@ class LEML:
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedLowRank:
         """Train on the rows of X and their labels Y."""
-        equations = NormalEquations.prepare(X, Y, threads)
+        equations = NormalEquations(X, Y, threads)
         low_rank = self.start(equations)
         for _ in range(self.iterations):
             low_rank = alternate(equations, low_rank, self.lambda_, self.cg_steps)
@@ -140,35 +133,19 @@ class FittedLowRank(NamedTuple):
 
         return best_of_rows(sp.csr_matrix(X, dtype=np.float32), k, len(H), score)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return W, H, and V if there is any."""
-        more = {} if self.V is None else csr_arrays(V=self.V)
-        return {"W": self.low_rank.W, "H": self.low_rank.H, **more}
 
-
-@dataclass(frozen=True, eq=False)
 class NormalEquations:
     """Products with XᵀX and XᵀY, and ridge regressions with them, by blocks of columns."""
 
-    X: Any
-    Y: Any
-    XT: Any
-    YT: Any
-    gram: Floats | None  # XᵀX, if worthwhile
-    threads: int
-
-    @classmethod
-    def prepare(cls, X: Any, Y: Any, threads: int) -> NormalEquations:
-        """Prepare the products for the rows of X and their labels Y."""
-        X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
-        XT = X.T.tocsr()
-        equations = cls(X, Y, XT, Y.T.tocsr(), None, threads)
+    def __init__(self, X: Any, Y: Any, threads: int) -> None:
+        self.X, self.Y = (sp.csr_matrix(part, dtype=np.float32) for part in (X, Y))
+        self.XT, self.YT = self.X.T.tocsr(), self.Y.T.tocsr()
+        self.threads = threads
+        self.gram: Floats | None = None  # XᵀX, if worthwhile
         n_features = X.shape[1]
-        if n_features > _MOST_DENSE or n_features**2 > _DENSE_PER_SPARSE * X.nnz:
-            return equations
-        by_columns = X.tocsc()
-        gram = equations.by_blocks(n_features, lambda at: XT @ by_columns[:, at].toarray())
-        return cls(X, Y, XT, equations.YT, gram, threads)
+        if n_features <= _MOST_DENSE and n_features**2 <= _DENSE_PER_SPARSE * self.X.nnz:
+            by_columns = self.X.tocsc()
+            self.gram = self.by_blocks(n_features, lambda at: self.XT @ by_columns[:, at].toarray())
 
     def in_blocks(self, n_columns: int, compute: Callable[[slice], Any]) -> list[Any]:
         """Return the result of `compute` for each block of columns, in order."""
@@ -236,26 +213,18 @@ def alternate(
 
 
 @dataclass(frozen=True)
-class RobustXML:
-    """RobustXML and its parameters."""
+class RobustXML(LEML):
+    """RobustXML and its parameters; those of LEML are for the low-rank part."""
 
-    rank: int | None = None  # as in LEML
-    lambda_: float = 2.0  # for the low-rank part
+    iterations: int = 3  # per round
     nu: float = 1.0  # for the regression of the residual
     threshold: float = 0.03  # θ
     rounds: int = 2
-    iterations: int = 3  # LEML iterations per round
-    cg_steps: int = 20
-    seed: int = 0
-
-    def leml(self) -> LEML:
-        """The system for the low-rank part."""
-        return LEML(self.rank, self.lambda_, self.iterations, self.cg_steps, self.seed)
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedLowRank:
         """Train on the rows of X and their labels Y."""
-        equations = NormalEquations.prepare(X, Y, threads)
-        low_rank, V = self.leml().start(equations), None
+        equations = NormalEquations(X, Y, threads)
+        low_rank, V = self.start(equations), None
         for _ in range(self.rounds):
             for _ in range(self.iterations):
                 low_rank = alternate(equations, low_rank, self.lambda_, self.cg_steps, V)

@@ -41,9 +41,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from scipy.optimize import Bounds, minimize
 from scipy.special import expit
 
-from dismec.compare.baseline import Topk, best_of, best_of_rows, csr_arrays, some_at_a_time
+from dismec.compare.baseline import Topk, best_by_weights, best_of, some_at_a_time
 from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit as train_one_vs_rest
@@ -62,37 +63,18 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LPSR:
-    """The parameters of LPSR.
+    """The parameters of LPSR."""
 
-    Attributes
-    ----------
-    base
-        The scorer to partition: "nb" (naive Bayes) or "ovr" (one-vs-rest).
-    leaf_rows
-        Maximum number of training rows per leaf.
-    leaf_labels
-        D, the number of labels per leaf; None: a quarter of the labels with training rows, at least
-        100.
-    k
-        Number of wrong labels above a label from which it counts as not found.
-    smoothing
-        For naive Bayes, added to each sum of counts; None: chosen on held-out rows.
-    scale
-        For naive Bayes, the factor of the values; None: chosen on held-out rows.
-    seed
-        For the initial centers of 2-means and the held-out rows.
-    """
-
-    base: Literal["nb", "ovr"] = "nb"
-    leaf_rows: int = 500
-    leaf_labels: int | None = None
-    k: int = 5
-    smoothing: float | None = None
-    scale: float | None = None
+    base: Literal["nb", "ovr"] = "nb"  # naive Bayes or one-vs-rest
+    leaf_rows: int = 500  # at most
+    leaf_labels: int | None = None  # D; None: a quarter of those with training rows, at least 100
+    k: int = 5  # wrong labels above a label from which it counts as not found
+    smoothing: float | None = None  # of naive Bayes; None: chosen on held-out rows
+    scale: float | None = None  # s of naive Bayes; None: chosen on held-out rows
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedLPSR:
-        """Train on the rows of X (CSR) and their labels Y (CSR); see `Baseline`."""
+        """Train on the rows of X and their labels Y."""
         X, Y = sp.csr_matrix(X), sp.csr_matrix(Y)
         labels = np.flatnonzero(np.bincount(Y.indices, minlength=Y.shape[1]))
         known = Y[:, labels]
@@ -105,8 +87,9 @@ class LPSR:
         def choose(rows: Ints) -> Ints:
             return choose_labels(rankings.pairs(rows), len(labels), leaf_labels, self.k)
 
+        leaves = tree.leaf_rows(X)
         with ThreadPoolExecutor(threads) as pool:
-            kept = list(pool.map(choose, tree.leaf_rows(X)))
+            kept = dict(zip(leaves, pool.map(choose, leaves.values()), strict=True))
         return FittedLPSR(tree, weights, kept, labels.astype(np.int32))
 
     def _base(self, X: Any, Y: Any, threads: int) -> Any:
@@ -131,7 +114,7 @@ class LPSR:
 
         def precision(choice: tuple[float, float]) -> float:
             weights = naive_bayes(X[others], Y[others], *choice)
-            top, _ = best_of_rows(with_sums(X[judged]), 1, Y.shape[1], weights)
+            top, _ = best_by_weights(with_sums(X[judged]), 1, weights, np.arange(Y.shape[1]))
             return evaluate(Y[judged], top, (1,))["P@1"]
 
         return max(choices, key=precision)
@@ -226,86 +209,62 @@ def assignment_objective(alpha: Floats, pairs: Pairs, k: int) -> tuple[float, Fl
 
 
 def choose_labels(pairs: Pairs, n_labels: int, most: int, k: int) -> Ints:
-    """Do step 3 for one leaf: projected gradient ascent, then the largest α, in ascending order."""
-    alpha = np.zeros(n_labels)
-    alpha[pairs.label] = 0.5
-    value, gradient = assignment_objective(alpha, pairs, k)
-    step = 1 / max(float(np.abs(gradient).max(initial=0)), 1e-12)
-    for _ in range(_ASSIGNMENT_ROUNDS):
-        trial = np.clip(alpha + step * gradient, 0, 1)
-        trial_value, trial_gradient = assignment_objective(trial, pairs, k)
-        if trial_value < value:
-            step /= 2
-            continue
-        alpha, value, gradient, step = trial, trial_value, trial_gradient, 1.5 * step
+    """Do step 3 for one leaf: maximize, then keep the largest α, in ascending order."""
+    if not n_labels:
+        return np.empty(0, np.int64)
+
+    def negative(alpha: Any) -> Any:
+        value, gradient = assignment_objective(alpha, pairs, k)
+        return -value, -gradient
+
+    start = np.zeros(n_labels)
+    start[pairs.label] = 0.5
+    bounds: Any = Bounds(0, 1)
+    rounds: Any = {"maxiter": _ASSIGNMENT_ROUNDS}
+    found = minimize(negative, start, jac=True, bounds=bounds, options=rounds)
     # Many labels end at α = 1; among these, the gradient shows the value of a label.
-    order = np.lexsort((-gradient, -alpha))
-    candidates = order[alpha[order] > 0]
-    return np.sort(candidates[:most])
+    order = np.lexsort((found.jac, -found.x))
+    return np.sort(order[found.x[order] > 0][:most])
 
 
-@dataclass(frozen=True)
-class RowTree:
-    """Step 2, a tree of 2-means: node i sends rows with x·normal_i > offset_i to its second child.
+class Split(NamedTuple):
+    """A node of a tree of 2-means that sends rows with x·normal > offset to its second child."""
 
-    Children are node numbers, or −1 − l for leaf l. Without nodes there is one leaf.
-    """
+    normal: Any  # 1 × features, CSR: difference of the two centers
+    offset: np.float32
+    child: int  # number of the first child; the second follows
 
-    normals: Any  # nodes × features, CSR: difference of the two centers
-    offsets: npt.NDArray[np.float32]
-    children: npt.NDArray[np.int32]  # nodes × 2
-    n_leaves: int
+
+class RowTree(NamedTuple):
+    """Step 2, a tree of 2-means: its nodes, parents first; None is a leaf."""
+
+    nodes: list[Split | None]
 
     @classmethod
     def grow(cls, X: Any, row_weights: Floats, most: int, seed: int) -> RowTree:
         """Split nodes until none has more than `most` rows, or 2-means separates no rows."""
         rng = np.random.default_rng(seed)
-        normals: list[Any] = [sp.csr_matrix(np.zeros((0, X.shape[1]), np.float32))]
-        offsets: list[np.float32] = []
-        children: list[list[int]] = []
-        n_leaves = 0
-        waiting: list[tuple[Ints, int, int]] = [(np.arange(X.shape[0]), -1, 0)]
-        while waiting:
-            rows, parent, side = waiting.pop()
+        nodes: list[Split | None] = []
+        parts = [np.arange(X.shape[0])]  # the rows of each node
+        for rows in parts:
             split = _two_means(X[rows], row_weights[rows], rng) if len(rows) > most else None
-            number = len(offsets)
             if split is None:
-                number = -1 - n_leaves
-                n_leaves += 1
-            else:
-                normal, offset, second = split
-                normals.append(normal)
-                offsets.append(offset)
-                children.append([0, 0])
-                waiting += [(rows[second], number, 1), (rows[~second], number, 0)]
-            if parent >= 0:
-                children[parent][side] = number
-        return cls(
-            sp.csr_matrix(sp.vstack(normals)),
-            np.array(offsets, np.float32),
-            np.array(children, np.int32).reshape(-1, 2),
-            n_leaves,
-        )
+                nodes.append(None)
+                continue
+            normal, offset, second = split
+            nodes.append(Split(normal, offset, len(parts)))
+            parts += [rows[~second], rows[second]]
+        return cls(nodes)
 
-    def leaves(self, X: Any) -> Ints:
-        """Return the leaf of each row."""
-        leaf = np.zeros(X.shape[0], np.int64)
-        waiting = [(0, np.arange(X.shape[0]))] if len(self.offsets) else []
-        while waiting:
-            node, rows = waiting.pop()
-            second = _is_second(X[rows], self.normals[node], self.offsets[node])
-            for child, some in zip(self.children[node].tolist(), (~second, second), strict=True):
-                if child < 0:
-                    leaf[rows[some]] = -1 - child
-                elif some.any():
-                    waiting.append((child, rows[some]))
-        return leaf
-
-    def leaf_rows(self, X: Any) -> list[Ints]:
-        """Return the rows of each leaf."""
-        leaf = self.leaves(X)
-        order = np.argsort(leaf, kind="stable")
-        return np.split(order, np.searchsorted(leaf[order], np.arange(1, self.n_leaves)))
+    def leaf_rows(self, X: Any) -> dict[int, Ints]:
+        """Return the rows of X in each leaf, by its node number."""
+        parts = {0: np.arange(X.shape[0])}
+        for number, node in enumerate(self.nodes):
+            if node is not None:
+                rows = parts.pop(number)
+                second = _is_second(X[rows], node.normal, node.offset)
+                parts |= {node.child: rows[~second], node.child + 1: rows[second]}
+        return parts
 
 
 def _is_second(X: Any, normal: Any, offset: np.float32) -> npt.NDArray[np.bool_]:
@@ -343,29 +302,19 @@ class FittedLPSR(NamedTuple):
 
     tree: RowTree
     weights: Any  # CSC, columns of `with_sums` × labels with training rows
-    kept: list[Ints]  # per leaf, places in `labels`
+    kept: dict[int, Ints]  # per leaf, places in `labels`
     labels: npt.NDArray[np.int32]
 
     def predict_topk(self, X: Any, k: int) -> Topk:
-        """Return the best k labels of the leaf that each row is routed to; see `Fitted`."""
+        """Return the best k labels of the leaf that each row is routed to, and their scores."""
         X = sp.csr_matrix(X)
         labels = np.full((X.shape[0], k), -1, np.int32)
         scores = np.full((X.shape[0], k), -np.inf, np.float32)
         extended = with_sums(X)
-        for rows, kept in zip(self.tree.leaf_rows(X), self.kept, strict=True):
-            if not len(rows) or not len(kept):
-                continue
-            weights = sp.csr_matrix(self.weights[:, kept])
-            labels[rows], scores[rows] = best_of_rows(extended[rows], k, self.labels[kept], weights)
+        for leaf, rows in self.tree.leaf_rows(X).items():
+            if len(rows):
+                kept = self.kept[leaf]
+                labels[rows], scores[rows] = best_by_weights(
+                    extended[rows], k, self.weights[:, kept], self.labels[kept]
+                )
         return labels, scores
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the tree, the weights and the labels of the leaves; see `Fitted`."""
-        return {
-            "labels": self.labels,
-            "offsets": self.tree.offsets,
-            "children": self.tree.children,
-            "leaf_labels": np.concatenate([*self.kept, np.empty(0, np.int64)]).astype(np.int32),
-            "leaf_sizes": np.array([len(kept) for kept in self.kept], np.int32),
-            **csr_arrays(normals=self.tree.normals, weights=self.weights),
-        }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dismec.compare.baseline import Baseline
 from dismec.compare.fastxml import FastXML
 from dismec.compare.leml import LEML, RobustXML
 from dismec.compare.lpsr import LPSR
 from dismec.compare.pd_sparse import PDSparse
 from dismec.compare.sleec import SLEEC
 from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, main
-from dismec.model.directory import write_hashed
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.training.params import TrainingParams
@@ -53,12 +52,12 @@ def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
     )
 
 
-def _baseline(make: Callable[..., Baseline], work: Assignment, **params: Any) -> Trained:
+def _baseline(make: Callable[..., Any], work: Assignment, **params: Any) -> Trained:
     """Train a baseline."""
     with Stopwatch() as training:
         fitted = make(seed=work.seed, **params).fit(work.X, work.Y, threads=work.threads)
-    with Stopwatch() as saving:
-        write_hashed(work.scratch / "model.safetensors", fitted.arrays())
+    with Stopwatch() as saving, (work.scratch / "model.pkl").open("wb") as file:
+        pickle.dump(fitted, file)
     return Trained(
         training,
         saving.seconds,

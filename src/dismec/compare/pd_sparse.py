@@ -38,14 +38,16 @@ five epochs.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.compare.baseline import Topk, best_of_rows, csr_arrays
+from dismec.compare.baseline import Topk, best_by_weights, settled
 from dismec.errors import DataError
 from dismec.measure.metrics import evaluate
 
@@ -61,53 +63,30 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PDSparse:
-    """The parameters of PD-Sparse.
+    """The parameters of PD-Sparse; None depends on the number of labels."""
 
-    Attributes
-    ----------
-    C
-        Loss weight; None: 10 for fewer than 1,000 labels, otherwise 1.
-    l1
-        λ, the weight of the L1 penalty; None: 1 for fewer than 1,000 labels, otherwise 0.001.
-    epochs
-        Maximum number of passes over all rows.
-    refit_epochs
-        Number of further passes without L1; None: 0 for fewer than 1,000 labels, otherwise 2.
-    select
-        Maximum number of labels that a search adds to a row's active set.
-    held_out
-        Share of the rows held out to choose the number of epochs; 0: run all epochs on all rows.
-    patience
-        Number of epochs without improvement on held-out rows after which training ends.
-    max_bytes
-        Maximum memory for dense features × labels arrays.
-    seed
-        For the order of rows and the choice of held-out rows.
-    """
-
-    C: float | None = None
-    l1: float | None = None
-    epochs: int = 10
-    refit_epochs: int | None = None
-    select: int = 5
-    held_out: float = 0.1
-    patience: int = 3
-    max_bytes: int = 1 << 31
+    C: Any = None
+    l1: Any = None  # λ
+    epochs: int = 10  # at most
+    refit_epochs: Any = None  # epochs without L1 that follow
+    select: int = 5  # labels that a search adds to a row's active set, at most
+    held_out: float = 0.1  # share of the rows that choose the epoch; 0: all epochs on all rows
+    patience: int = 3  # epochs without improvement on held-out rows after which training ends
+    max_bytes: int = 1 << 31  # for dense features × labels arrays
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedPDSparse:
-        """Train on the rows of X (CSR) and their labels Y (CSR); see `Baseline`.
+        """Train on the rows of X and their labels Y.
 
         Raises
         ------
         DataError
             If features × labels arrays would take more than `max_bytes`.
         """
-        few = Y.shape[1] < _FEW_LABELS
-        C = (10.0 if few else 1.0) if self.C is None else self.C
-        l1 = (1.0 if few else 0.001) if self.l1 is None else self.l1
-        refit_epochs = (0 if few else 2) if self.refit_epochs is None else self.refit_epochs
-        settled = replace(self, C=C, l1=l1, refit_epochs=refit_epochs)
+        if Y.shape[1] < _FEW_LABELS:
+            params = settled(self, C=10.0, l1=1.0, refit_epochs=0)
+        else:
+            params = settled(self, C=1.0, l1=0.001, refit_epochs=2)
         # Features and labels that occur in no row have no weights.
         features = np.flatnonzero(np.bincount(X.indices, minlength=X.shape[1]))
         labels = np.flatnonzero(np.bincount(Y.indices, minlength=Y.shape[1]))
@@ -118,7 +97,7 @@ class PDSparse:
                 f"labels: {needed >> 20:,} MiB, but max_bytes allows {self.max_bytes >> 20:,} MiB"
             )
         inner = sp.csr_matrix(X)[:, features], sp.csr_matrix(Y)[:, labels]
-        weights = _train_pd_sparse(settled, *inner, threads).tocoo()
+        weights = _train_pd_sparse(params, *inner, threads).tocoo()
         shape = (X.shape[1], len(labels))
         full = sp.csr_matrix((weights.data, (features[weights.row], weights.col)), shape)
         return FittedPDSparse(full, labels.astype(np.int32))
@@ -129,13 +108,10 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
     rng = np.random.default_rng(params.seed)
     usable = rng.permutation(np.flatnonzero((np.diff(X.indptr) > 0) & (np.diff(Y.indptr) > 0)))
     judged, rows = np.split(usable, [int(params.held_out * len(usable))])
-    assert params.C is not None
-    assert params.l1 is not None
     solver = FrankWolfe(X, Y, params.C, params.l1)
     best, best_precision, since = solver.sparse_weights(), -1.0, 0
-    phases = (params.epochs, params.refit_epochs or 0)
     with ThreadPoolExecutor(threads) as pool:
-        for phase, epochs in enumerate(phases):
+        for phase, epochs in enumerate((params.epochs, params.refit_epochs)):
             if phase == 1 and epochs:
                 solver.drop_l1()
             since = 0
@@ -143,14 +119,15 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
                 order = rng.permutation(rows)
                 for start in range(0, len(order), _CHUNK):
                     chunk = order[start : start + _CHUNK]
-                    found = solver.search(chunk, params.select, pool, threads)
-                    for row, added in zip(chunk.tolist(), found, strict=True):
+                    search = partial(solver.search, select=params.select)
+                    found = pool.map(search, np.array_split(chunk, threads))
+                    for row, added in zip(chunk.tolist(), chain(*found), strict=True):
                         solver.step(row, added)
                 weights = solver.sparse_weights()
                 if not len(judged):
                     best = weights
                     continue
-                top, _ = best_of_rows(X[judged], 1, Y.shape[1], weights)
+                top, _ = best_by_weights(X[judged], 1, weights, np.arange(Y.shape[1]))
                 precision = evaluate(Y[judged], top, (1,))["P@1"]
                 since = since + 1 if precision <= best_precision else 0
                 if not since:
@@ -180,28 +157,18 @@ class FrankWolfe:
         self.W = np.zeros_like(self.V)
         self._support: npt.NDArray[np.bool_] | None = None  # weights that a refit may change
 
-    def search(
-        self, rows: Ints, select: int, pool: ThreadPoolExecutor, threads: int = 1
-    ) -> list[Ints]:
-        """Return the labels of each row that violate its margin most, at most `select`.
-
-        Rows are searched independently, so the number of threads does not change the result.
-        """
-
-        def of_some(some: Ints) -> list[Ints]:
-            scores = self.X[some] @ self.W
-            width = min(select, scores.shape[1])
-            found = []
-            for row, z in zip(some.tolist(), scores, strict=True):
-                positives = self._positives[row]
-                least = z[positives].min()
-                z[positives] = -np.inf
-                top = np.argpartition(z, len(z) - width)[len(z) - width :]
-                found.append(np.sort(top[z[top] + 1 > least]))
-            return found
-
-        parts = pool.map(of_some, np.array_split(rows, threads)) if threads > 1 else [of_some(rows)]
-        return [labels for part in parts for labels in part]
+    def search(self, rows: Ints, select: int) -> list[Ints]:
+        """Return the labels of each row that violate its margin most, at most `select`."""
+        scores = self.X[rows] @ self.W
+        width = min(select, scores.shape[1])
+        found = []
+        for row, z in zip(rows.tolist(), scores, strict=True):
+            positives = self._positives[row]
+            least = z[positives].min()
+            z[positives] = -np.inf
+            top = np.argpartition(z, len(z) - width)[len(z) - width :]
+            found.append(np.sort(top[z[top] + 1 > least]))
+        return found
 
     def step(self, row: int, added: Ints | None = None) -> None:
         """Add labels to a row's active set, and minimize the bound of G over that set.
@@ -291,9 +258,5 @@ class FittedPDSparse(NamedTuple):
     labels: npt.NDArray[np.int32]
 
     def predict_topk(self, X: Any, k: int) -> Topk:
-        """Return the best k labels per row; see `Fitted`."""
-        return best_of_rows(sp.csr_matrix(X), k, self.labels, self.weights)
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the weights and the labels; see `Fitted`."""
-        return {"labels": self.labels, **csr_arrays(weights=self.weights)}
+        """Return the best k labels per row, best first, and their scores."""
+        return best_by_weights(sp.csr_matrix(X), k, self.weights, self.labels)

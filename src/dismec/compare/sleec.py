@@ -38,8 +38,8 @@ bibtex:
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,9 @@ import scipy.sparse as sp
 
 from dismec.compare.baseline import (
     Topk,
-    best_entries,
+    best_of_rows,
     conjugate_gradients,
-    csr_arrays,
+    settled,
     some_at_a_time,
 )
 
@@ -65,14 +65,14 @@ _EXTRA = 10  # directions that are tracked in addition to those that are kept
 class SLEEC:
     """The parameters of SLEEC; None depends on the number of rows (see `resolved`)."""
 
-    n_learners: int | None = None
+    n_learners: Any = None
     rows_per_cluster: int = 6000
     most_clusters: int = 300
-    svp_neighbors: int | None = None  # n̄
-    dimension: int | None = None  # L̂
-    cost: float | None = None  # C
+    svp_neighbors: Any = None  # n̄
+    dimension: Any = None  # L̂
+    cost: Any = None  # C
     l1: float = 0.01  # μ
-    neighbors: int | None = None  # k
+    neighbors: Any = None  # k
     svp_steps: int = 100
     svp_tolerance: float = 0.05
     seed: int = 0
@@ -84,23 +84,16 @@ class SLEEC:
         and k (see the module docstring). With fewer rows, they are their settings for bibtex; a
         single cluster is the same for all learners, so one learner is enough.
         """
-        large = n_rows >= 2 * self.rows_per_cluster
-        defaults = {
-            "n_learners": 10 if large else 1,
-            "svp_neighbors": 15 if large else 250,
-            "dimension": 50 if large else 100,
-            "cost": 0.5 if large else 0.2,
-            "neighbors": 5 if large else 25,
-        }
-        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return replace(self, **missing)  # type: ignore[arg-type]
+        if n_rows >= 2 * self.rows_per_cluster:
+            values = {"n_learners": 10, "svp_neighbors": 15, "dimension": 50, "neighbors": 5}
+            return settled(self, cost=0.5, **values)
+        values = {"n_learners": 1, "svp_neighbors": 250, "dimension": 100, "neighbors": 25}
+        return settled(self, cost=0.2, **values)
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedSLEEC:
-        """Train on the rows of X (CSR, float32, norm 1) and their labels Y (CSR)."""
+        """Train on the rows of X and their labels Y."""
         X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
         params = self.resolved(X.shape[0])
-        assert params.n_learners is not None
-        assert params.neighbors is not None
         n_clusters = min(max(X.shape[0] // self.rows_per_cluster, 1), self.most_clusters)
         splits = [
             k_means(X, n_clusters, np.random.default_rng([self.seed, learner]))
@@ -123,9 +116,6 @@ class SLEEC:
 
     def fit_region(self, X: Any, Y: Any, rows: Rows, rng: np.random.Generator) -> Region:
         """Do steps 2 to 4 for the rows of one cluster; no parameter may be None."""
-        assert self.svp_neighbors is not None
-        assert self.dimension is not None
-        assert self.cost is not None
         products = nearest_products(unit_rows(Y[rows]), self.svp_neighbors, rng)
         Z = singular_value_projection(
             products, self.dimension, self.svp_steps, self.svp_tolerance, rng
@@ -134,42 +124,22 @@ class SLEEC:
         return Region(rows, V, X[rows] @ V)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A trained cluster."""
 
     rows: Rows  # training rows of the cluster
     V: Dense  # features × dimension
     embedded: Dense  # rows × dimension: XV
 
-    def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
-        """Return the k nearest training rows per row of X, as pairs (row of X, training row)."""
-        k = min(k, len(self.rows))
-        closeness = (X @ self.V) @ self.embedded.T - np.sum(self.embedded**2, axis=1) / 2
-        found = np.argpartition(closeness, -k, axis=1)[:, -k:]
-        return np.repeat(np.arange(X.shape[0], dtype=np.int32), k), self.rows[found].ravel()
 
-
-@dataclass(frozen=True)
-class Learner:
+class Learner(NamedTuple):
     """A member of the ensemble: clusters with their trained regions."""
 
     centers: Dense
     regions: list[Region]
 
-    def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
-        """Return the k nearest training rows of each row of X, within its cluster."""
-        home = nearest_center(X, self.centers)
-        pairs = []
-        for cluster in np.unique(home):
-            here = np.flatnonzero(home == cluster).astype(np.int32)
-            asking, found = self.regions[cluster].nearest(X[here], k)
-            pairs.append((here[asking], found))
-        return np.concatenate([a for a, _ in pairs]), np.concatenate([f for _, f in pairs])
 
-
-@dataclass(frozen=True)
-class FittedSLEEC:
+class FittedSLEEC(NamedTuple):
     """A trained ensemble."""
 
     learners: list[Learner]
@@ -177,39 +147,26 @@ class FittedSLEEC:
     neighbors: int
 
     def predict_topk(self, X: Any, k: int) -> Topk:
-        """Return the best k labels per row, best first, and their share of the neighbors' votes.
-
-        Labels without votes are not returned; remaining places are −1 with a score of −inf.
-        """
-        X = sp.csr_matrix(X, dtype=np.float32)
-        labels = np.full((X.shape[0], k), -1, np.int32)
-        values = np.full((X.shape[0], k), -np.inf, np.float32)
+        """Return the best k labels per row, and their share of the neighbors' votes."""
         largest = max(len(region.rows) for learner in self.learners for region in learner.regions)
-        for some in some_at_a_time(X.shape[0], largest):
-            votes = self._votes(X[some])
-            row, rank, entry = best_entries(votes, k)
-            labels[some][row, rank] = votes.indices[entry]
-            values[some][row, rank] = votes.data[entry]
-        return labels, values
+        return best_of_rows(sp.csr_matrix(X, dtype=np.float32), k, largest, self._votes)
 
     def _votes(self, X: Any) -> Any:
-        pairs = [learner.nearest(X, self.neighbors) for learner in self.learners]
-        asking = np.concatenate([a for a, _ in pairs])
-        found = np.concatenate([f for _, f in pairs])
-        each = np.full(len(found), 1 / (self.neighbors * len(self.learners)), np.float32)
-        shape = (X.shape[0], self.Y.shape[0])
-        return sp.csr_matrix((each, (asking, found)), shape) @ self.Y
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything that prediction needs, as it would be stored."""
-        stored = csr_arrays(Y=self.Y)
-        for i, learner in enumerate(self.learners):
-            stored[f"{i}.centers"] = learner.centers
-            for j, region in enumerate(learner.regions):
-                stored[f"{i}.{j}.rows"] = region.rows
-                stored[f"{i}.{j}.V"] = region.V
-                stored[f"{i}.{j}.embedded"] = region.embedded
-        return stored
+        """Add up the labels of the nearest training rows in each learner, as CSR."""
+        asking, found = [], []
+        for centers, regions in self.learners:
+            home = nearest_center(X, centers)
+            for cluster in np.unique(home):
+                here = np.flatnonzero(home == cluster)
+                rows, V, embedded = regions[cluster]
+                k = min(self.neighbors, len(rows))
+                closeness = (X[here] @ V) @ embedded.T - np.sum(embedded**2, axis=1) / 2
+                nearest = np.argpartition(closeness, -k, axis=1)[:, -k:]
+                asking.append(np.repeat(here, k))
+                found.append(rows[nearest].ravel())
+        pairs = np.concatenate(asking), np.concatenate(found)
+        each = np.full(len(pairs[0]), 1 / (self.neighbors * len(self.learners)), np.float32)
+        return sp.csr_matrix((each, pairs), (X.shape[0], self.Y.shape[0])) @ self.Y
 
 
 def k_means(X: Any, n_clusters: int, rng: np.random.Generator) -> tuple[Dense, Rows]:
@@ -235,10 +192,8 @@ def nearest_center(X: Any, centers: Dense) -> Rows:
 
 def unit_rows(Y: Any) -> Any:
     """Return the label vectors with norm 1; empty ones stay zero."""
-    Y = sp.csr_matrix(Y, dtype=np.float32)
-    counts = np.diff(Y.indptr)
-    scale = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts).astype(np.float32)
-    return sp.csr_matrix((scale, Y.indices, Y.indptr), Y.shape)
+    counts = np.maximum(Y.sum(axis=1, dtype=np.float32), 1)
+    return sp.csr_matrix(Y.multiply(1 / np.sqrt(counts)), dtype=np.float32)
 
 
 def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
@@ -261,12 +216,8 @@ def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
     row = np.repeat(np.arange(n_rows), width)
     omega = sp.csr_matrix((np.ones(row.size, np.float32), (row, nearest.ravel())), (n_rows, n_rows))
     omega = (omega + omega.T).tocsr()
-    omega.sort_indices()
-    for some in some_at_a_time(n_rows, n_rows):
-        begin, end = omega.indptr[some.start], omega.indptr[some.stop]
-        inner = (Y[some] @ transposed).toarray()
-        local = np.repeat(np.arange(len(inner)), np.diff(omega.indptr[some.start : some.stop + 1]))
-        omega.data[begin:end] = inner[local, omega.indices[begin:end]]
+    row = np.repeat(np.arange(n_rows), np.diff(omega.indptr))
+    omega.data = np.asarray(Y[row].multiply(Y[omega.indices]).sum(axis=1)).ravel()
     return omega
 
 

@@ -11,15 +11,16 @@ from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.printable import html_text
 from dismec.report.facts import frequency_range
-from dismec.report.figures import BLUE, COLORS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
+from dismec.report.figures import BLUE, COLORS, MARKERS, ORANGE, draw_svg, plain_ticks
 from dismec.report.page import figure, page_of, table
 
 __all__ = ["PUBLISHED", "accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
 
 _DEPTHS = (1, 3, 5)
-# P@1 and PSP@1 on Eurlex-4K as ProXML's authors report them (Babbar and Schölkopf, "Data scarcity,
+_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
+# PSP@1 and P@1 on Eurlex-4K as ProXML's authors report them (Babbar and Schölkopf, "Data scarcity,
 # robustness and extreme multi-label classification", Machine Learning, 2019).
-PUBLISHED = {(15_539, 5_000): {"ProXML (published)": (83.4, 45.2)}}
+PUBLISHED = {(15_539, 5_000): {"ProXML (published)": [(45.2, 83.4)]}}
 
 
 def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -111,12 +112,12 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     if not shown:
         return
     yield "<h2>Accuracy against cost</h2>"
-    yield figure(
-        _scatter(shown, "train_seconds", 1, "training time, s"), "P@1 against training time."
-    )
-    yield figure(
-        _scatter(shown, "model_bytes", 1e6, "size of the model, MB"), "P@1 against model size."
-    )
+    for key, unit, what, caption in (
+        ("train_seconds", 1, "training time, s", "P@1 against training time."),
+        ("model_bytes", 1e6, "size of the model, MB", "P@1 against model size."),
+    ):
+        points = {n: [(e[key] / unit, e["P@1"])] for n, e in shown.items() if e.get(key)}
+        yield figure(_draw_points(points, what, log=True), caption)
     yield "<h2>nDCG@k</h2>"
     yield figure(_bars_of(shown), "nDCG@k of each system (the paper's Figure 3).")
     yield "<h2>By label frequency</h2>"
@@ -132,41 +133,40 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         "P@1 against PSP@1. Lines: one calibrated model, ranked by score, by probability, and by "
         "P/p^alpha up to alpha = 1."
     )
-    points = PUBLISHED.get((data["rows"], data["features"]), {})
-    yield figure(_psp_scatter(shown, points), caption)
+    curves = {
+        name: sorted((e["PSP@1"], e["P@1"]) for e in (entry, *entry["rankings"].values()))
+        for name, entry in shown.items()
+    }
+    curves |= PUBLISHED.get((data["rows"], data["features"]), {})
+    yield figure(_draw_points(curves, "PSP@1, %"), caption)
 
 
 def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
     return {n: entry for n, entry in found["systems"].items() if "error" not in entry}
 
 
-def _style_of(place: int, name: str) -> dict[str, Any]:
-    if name.startswith("dismec"):
-        return {"color": BLUE, "marker": MARKERS[place % len(MARKERS)]}
-    color = [c for c in COLORS if c != BLUE][place % (len(COLORS) - 1)]
-    return {"color": color, "marker": MARKERS[place % len(MARKERS)]}
-
-
-def _scatter(shown: Mapping[str, Any], key: str, unit: float, what: str) -> bytes:
-    points = [
-        (name, entry[key] / unit, entry["P@1"], entry["intervals"]["P@1"])
-        for name, entry in shown.items()
-        if entry.get(key)
-    ]
+def _draw_points(
+    curves: Mapping[str, Sequence[tuple[float, float]]], what: str, log: bool = False
+) -> bytes:
+    """Draw P@1 (y) of each system against something else (x); several points are joined."""
 
     def draw(ax: Any) -> None:
-        for place, (name, x, y, (low, high)) in enumerate(points):
-            style = _style_of(place, name)
-            reach = [[max(y - low, 0)], [max(high - y, 0)]]
-            ax.errorbar([x], [y], yerr=reach, ls="", ms=6, lw=1, **style)
-        ax.set_xscale("log")
-        plain_ticks(ax.xaxis)
-        ax.margins(x=0.15)
+        for place, (name, points) in enumerate(curves.items()):
+            ax.plot(*zip(*points, strict=True), lw=1.2, ms=6, label=name, **_style_of(place, name))
+        if log:
+            ax.set_xscale("log")
+            plain_ticks(ax.xaxis)
         ax.set_xlabel(what)
         ax.set_ylabel("P@1, %")
-        _name_points(ax, [(name, x, y) for name, x, y, _ in points])
+        ax.legend(**_BESIDE)
 
-    return draw_svg(draw)
+    return draw_svg(draw, height=5)
+
+
+def _style_of(place: int, name: str) -> dict[str, Any]:
+    others = [color for color in COLORS if color != BLUE]
+    color = BLUE if name.startswith("dismec") else others[place % len(others)]
+    return {"color": color, "marker": MARKERS[place % len(MARKERS)]}
 
 
 def _bars_of(shown: Mapping[str, Any]) -> bytes:
@@ -198,7 +198,7 @@ def _by_frequency(shown: Mapping[str, Any]) -> bytes:
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
         ax.set_xlabel("training rows per label")
         ax.set_ylabel("R@5 of the group, %")
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        ax.legend(**_BESIDE)
 
     return draw_svg(draw, height=5)
 
@@ -211,59 +211,3 @@ def _group_table(shown: Mapping[str, Any]) -> str:
     ]
     rows = [[n, *(f"{g['P@5']:.2f}" for g in entry["groups"])] for n, entry in shown.items()]
     return table(heads, rows)
-
-
-def _psp_scatter(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
-    def draw(ax: Any) -> None:
-        named: list[tuple[str, float, float]] = []
-        for place, (name, entry) in enumerate(shown.items()):
-            style = _style_of(place, name)
-            curve = [
-                (entry["PSP@1"], entry["P@1"]),
-                *(
-                    (ranked["PSP@1"], ranked["P@1"])
-                    for ranking, ranked in entry["rankings"].items()
-                    if ranking != "score"
-                ),
-            ]
-            ax.plot(*zip(*curve, strict=True), lw=1.2, ms=5, **style)
-            named.append((name, *curve[0]))
-            score = entry["rankings"].get("score")
-            if score:
-                by_score = (score["PSP@1"], score["P@1"])
-                ax.plot(*zip(by_score, curve[0], strict=True), lw=1, ls=":", ms=3, **style)
-        for name, (precision, psp) in points.items():
-            ax.plot([psp], [precision], "*", ms=11, color=GREY)
-            named.append((name, psp, precision))
-        ax.margins(0.12)
-        ax.set_xlabel("PSP@1, %")
-        ax.set_ylabel("P@1, %")
-        _name_points(ax, named)
-
-    return draw_svg(draw)
-
-
-def _name_points(ax: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Label points with their names, placing each where it overlaps the earlier ones least."""
-    ax.autoscale_view()
-    taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top in pixels
-    for name, x, y in points:
-        px, py = ax.transData.transform((x, y))
-        width, height = 6.5 * len(name), 14.0
-        places = [(dx, dy) for dx in (8.0, -8.0 - width) for dy in (2, -14, 14, -26, 26)]
-        boxes = [(px + dx, py + dy, px + dx + width, py + dy + height) for dx, dy in places]
-        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
-        best = int(np.argmin(covered))
-        taken.append(boxes[best])
-        offset = tuple(0.72 * d for d in places[best])  # points of 1/72 inch, for pixels of 1/100
-        line = {"arrowstyle": "-", "lw": 0.4, "color": GREY, "shrinkA": 0, "shrinkB": 3}
-        ax.annotate(
-            name, (x, y), xytext=offset, textcoords="offset points", fontsize=8, arrowprops=line
-        )
-
-
-def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the area of the intersection of two boxes."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    return max(width, 0.0) * max(height, 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-__all__ = ["Duplicates", "describe_duplicates", "row_hashes"]
+__all__ = ["Duplicates", "describe_duplicates", "groups_of_equals", "row_hashes"]
 
 _LISTED = 10  # groups of equal rows that are listed
 _ROWS_NAMED = 5  # rows listed per group
@@ -84,33 +84,40 @@ def describe_duplicates(
     "examples", the largest groups: how often ("times"), the "rows" (the first few, counted from 1),
     whether the "labels differ", and the beginning of the "text", if known.
     """
-    _, group_of, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
-    repeated = np.flatnonzero((sizes[group_of] > 1) & (hashes != 0))
-    order = repeated[np.lexsort((repeated, group_of[repeated]))]
-    edges = np.flatnonzero(np.diff(group_of[order])) + 1
-    groups = [group for group in np.split(order, edges) if len(group)]
-    differ = [len({_labels_of(Y, row) for row in group.tolist()}) > 1 for group in groups]
-    ranked = sorted(range(len(groups)), key=lambda i: (-len(groups[i]), groups[i][0]))
+    groups = [group for group in groups_of_equals(hashes) if hashes[group[0]]]
+    groups.sort(key=lambda group: (-len(group), group[0]))
+
+    def differ(group: npt.NDArray[np.int64]) -> bool:
+        cuts = (slice(*Y.indptr[[row, row + 1]]) for row in group)
+        return len({np.sort(Y.indices[cut]).tobytes() for cut in cuts}) > 1
+
+    examples: list[dict[str, Any]] = [
+        {
+            "times": len(group),
+            "rows": (group[:_ROWS_NAMED] + 1).tolist(),
+            "labels differ": differ(group),
+        }
+        for group in groups[:_LISTED]
+    ]
+    for example, group in zip(examples, groups, strict=False):
+        text = (beginnings or {}).get(int(hashes[group[0]]))
+        if text is not None:
+            example["text"] = text
     return {
         "groups": len(groups),
-        "rows": len(repeated),
-        "groups whose labels differ": sum(differ),
-        "examples": [
-            {
-                "times": len(groups[i]),
-                "rows": (groups[i][:_ROWS_NAMED] + 1).tolist(),
-                "labels differ": differ[i],
-                **_beginning(beginnings, int(hashes[groups[i][0]])),
-            }
-            for i in ranked[:_LISTED]
-        ],
+        "rows": sum(map(len, groups)),
+        "groups whose labels differ": sum(map(differ, groups)),
+        "examples": examples,
     }
 
 
-def _labels_of(Y: sp.csr_array, row: int) -> bytes:
-    labels: bytes = np.sort(Y.indices[Y.indptr[row] : Y.indptr[row + 1]]).tobytes()
-    return labels
-
-
-def _beginning(beginnings: dict[int, str] | None, key: int) -> dict[str, str]:
-    return {"text": beginnings[key]} if beginnings and key in beginnings else {}
+def groups_of_equals(values: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
+    """Return the places of each value that occurs several times, in ascending order."""
+    order = np.argsort(values, kind="stable")
+    is_equal = values[order][1:] == values[order][:-1]
+    repeated = np.zeros(len(values), np.bool_)
+    repeated[1:] |= is_equal
+    repeated[:-1] |= is_equal
+    order = order[repeated]
+    edges = np.flatnonzero(values[order][1:] != values[order][:-1]) + 1
+    return np.split(order, edges) if len(order) else []

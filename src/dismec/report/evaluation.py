@@ -22,7 +22,6 @@ __all__ = ["KS", "describe_hierarchy", "describe_test"]
 KS = (1, 3, 5)
 _LISTED = 10  # labels listed as the best, and as the worst
 _LEAST_TEST_ROWS = 5  # minimum number of test rows of such a label
-_SCORES = ("precision", "recall", "F1")
 
 
 def describe_test(
@@ -44,8 +43,7 @@ def describe_test(
     if truth.Y.shape[0] == 0:
         raise DataError("the test data have no rows")
     top, values = model.predict_topk(data.X, max(KS), threads=threads)
-    of_label = by_label(truth.Y, top)
-    names = _all_names(model, data)
+    columns = _label_columns(truth, top, _all_names(model, data))
     found = {
         "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
         "guesses": precision_of_guesses(truth, KS),
@@ -55,8 +53,8 @@ def describe_test(
             np.count_nonzero(truth.label_counts[truth.Y.indices] == 0)
         ),
         "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
-        **_extremes(of_label, truth.label_counts, names),
-        "all labels": _label_columns(of_label, truth.label_counts, names),
+        **_extremes(columns),
+        "all labels": columns,
     }
     if model.calibration is not None:
         there = top >= 0
@@ -86,60 +84,41 @@ def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
     return model.names
 
 
-def _name_of(names: Sequence[str] | None, label: int) -> str:
-    return names[label] if names is not None and label < len(names) else str(label)
-
-
 def _label_columns(
-    of_label: dict[str, npt.NDArray[Any]],
-    counts: npt.NDArray[np.int64],
-    names: Sequence[str] | None,
+    truth: Truth, top: npt.NDArray[np.int32], names: Sequence[str] | None
 ) -> dict[str, list[Any]]:
-    rows, predicted = of_label["rows"], of_label["predicted"]
+    found, counts = by_label(truth.Y, top), truth.label_counts
+    rows, predicted = found["rows"], found["predicted"]
     order = np.lexsort((np.arange(len(rows)), -rows, -counts))
+    labels = order.tolist()
     measured = {"precision": predicted > 0, "recall": rows > 0, "F1": rows > 0}
+    n_names = 0 if names is None else len(names)
     return {
-        "label": order.tolist(),
-        "name": [_name_of(names, label) for label in order.tolist()],
+        "label": labels,
+        "name": [names[i] if names is not None and i < n_names else str(i) for i in labels],
         "training rows": counts[order].tolist(),
         "test rows": rows[order].tolist(),
         "predicted rows": predicted[order].tolist(),
         **{
-            key: [
-                round(100 * value, 2) if there else None
-                for value, there in zip(
-                    of_label[key][order].tolist(), measured[key][order].tolist(), strict=True
-                )
-            ]
-            for key in _SCORES
+            key: [round(100 * float(found[key][i]), 2) if there[i] else None for i in labels]
+            for key, there in measured.items()
         },
     }
 
 
-def _extremes(
-    of_label: dict[str, npt.NDArray[Any]],
-    counts: npt.NDArray[np.int64],
-    names: Sequence[str] | None,
-) -> dict[str, Any]:
-    f1, rows = of_label["F1"], of_label["rows"]
-    judged = np.flatnonzero(rows >= _LEAST_TEST_ROWS)
-
-    def listed(order: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-        return [
-            {
-                "label": label,
-                "name": _name_of(names, label),
-                "training rows": int(counts[label]),
-                "test rows": int(rows[label]),
-                **{key: 100 * float(of_label[key][label]) for key in _SCORES},
-            }
-            for label in judged[order][:_LISTED].tolist()
-        ]
-
+def _extremes(columns: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the best and the worst rows of the table of all labels, by F1."""
+    judged = [
+        {key: values[place] or 0 for key, values in columns.items()}  # a precision may be None
+        for place, rows in enumerate(columns["test rows"])
+        if rows >= _LEAST_TEST_ROWS
+    ]
+    best = sorted(judged, key=lambda entry: (-entry["F1"], -entry["test rows"], entry["label"]))
+    worst = sorted(judged, key=lambda entry: (entry["F1"], -entry["test rows"], entry["label"]))
     return {
         "labels judged": len(judged),
-        "best labels": listed(np.lexsort((-rows[judged], -f1[judged]))),
-        "worst labels": listed(np.lexsort((-rows[judged], f1[judged]))),
+        "best labels": best[:_LISTED],
+        "worst labels": worst[:_LISTED],
     }
 
 

@@ -149,9 +149,10 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
         lengths.append(np.fromiter(map(len, batch.texts), np.int64, len(batch.texts)))
         empty += sum(not text.strip() for text in batch.texts)
         repeats.add(batch.texts)
-    Y = _indicator_of(np.concatenate(labels), np.concatenate(of_row), len(numbers))
+    indices, ends = np.concatenate(labels), np.append(0, np.cumsum(np.concatenate(of_row)))
+    n_rows, n_labels = len(ends) - 1, len(numbers)
+    Y = sp.csr_array((np.ones(len(indices), np.uint8), indices, ends), (n_rows, n_labels))
     of_text = np.concatenate(lengths)
-    n_rows, n_labels = Y.shape
     characters = int(of_text.sum())
     return {
         "rows": n_rows,
@@ -167,14 +168,6 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
         **describe_labels(Y, list(numbers)),
         "duplicate texts": repeats.facts(Y),
     }
-
-
-def _indicator_of(
-    labels: npt.NDArray[np.int32], of_row: npt.NDArray[np.int64], n_labels: int
-) -> sp.csr_array:
-    """Build Y from the concatenated labels of all rows and the number of labels per row."""
-    ends = np.append(0, np.cumsum(of_row))
-    return sp.csr_array((np.ones(len(labels), np.uint8), labels, ends), (len(of_row), n_labels))
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -53,6 +53,14 @@ _STYLE = {
     "grid.color": "#E4E4E4",
     "legend.frameon": False,
 }
+# Above the axes, where no line can cross it.
+_ABOVE: dict[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "borderaxespad": 0.2,
+    "ncols": 6,
+    "fontsize": 8,
+}
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -189,61 +197,63 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
 def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
     """Draw the metrics of each C (``C_table``) as .svg, .png or .pdf, by the file's suffix."""
     kind, _, k = metric.partition("@")
-    depths = sorted({1, 3, 5, int(k)})
     grid = [row["C"] for row in table]
-    figure = _new_figure(5.2, 3.6)
-    axes = figure.subplots()
-    for depth, style in zip(depths, _styles(), strict=False):
-        name = f"{kind}@{depth}"
-        axes.plot(grid, [row[name] for row in table], label=name, **style)
-    axes.axvline(chosen, color="#666666", linewidth=1, linestyle=(0, (1, 2)))
-    to_the_left = chosen > grid[len(grid) // 2]
-    axes.annotate(
-        f"C = {chosen:g}, best {metric}",
-        (chosen, 0.02),
-        xycoords=("data", "axes fraction"),
-        xytext=(-4 if to_the_left else 4, 0),
-        textcoords="offset points",
-        horizontalalignment="right" if to_the_left else "left",
-        fontsize=8,
-    )
-    axes.set_xscale("log")
-    axes.set_xticks(grid, [f"{C:g}" for C in grid])
-    axes.minorticks_off()
-    axes.set_xlabel("C (loss weight)")
-    axes.set_ylabel(f"{kind}@k on held-out rows, %")
-    _tidy(axes)
-    _save(figure, path)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        _curves(axes, table, "C", [f"{kind}@{depth}" for depth in sorted({1, 3, 5, int(k)})])
+        line = {"color": GREY, "lw": 1, "ls": ":", "label": f"C = {chosen:g}, best {metric}"}
+        axes.axvline(chosen, **line)
+        axes.set_xscale("log")
+        axes.set_xticks(grid, [f"{C:g}" for C in grid])
+        axes.minorticks_off()
+        axes.set_xlabel("C (loss weight)")
+        axes.set_ylabel(f"{kind}@k on held-out rows, %")
+        axes.legend(**_ABOVE)
+
+    _draw(draw, path, Path(path).suffix.lower().lstrip("."), (5.2, 3.6))
 
 
 def draw_sweep(table: _Table, path: StrPath) -> None:
     """Draw P@k, weights and time of each delta (`pruning_curve`); see `draw_tuning` for files."""
-    figure = _new_figure(5.2, 5.4)
-    quality, size = figure.subplots(2, 1, sharex=True)
     deltas = [row["delta"] for row in table]
-    names = [name for name in table[0] if name.startswith("P@")]
-    for name, style in zip(names, _styles(), strict=False):
-        quality.plot(deltas, [row[name] for row in table], label=name, **style)
-    quality.set_ylabel("P@k, %")
-    _tidy(quality)
-    time = size.twinx()
-    first, second, *_ = _styles()
     unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
-    size.plot(deltas, [row["weights"] / unit for row in table], label="weights", **first)
-    time.plot(deltas, [row["ms per row"] for row in table], label="time per row", **second)
-    size.set_ylim(bottom=0)
-    size.set_ylabel(f"weights, {name}")
-    time.set_ylabel("prediction, core-ms per row")
-    time.set_ylim(bottom=0)
-    # 0 has no place on a logarithmic scale, so the axis is linear up to the smallest other delta.
-    least = min((delta for delta in deltas if delta > 0), default=0.01)
-    size.set_xscale("symlog", linthresh=least)
-    size.set_xlim(left=deltas[0])
-    size.set_xticks(deltas, [f"{delta:g}" for delta in deltas], rotation=60)
-    size.minorticks_off()
-    size.set_xlabel("Δ: weights with |w| < Δ are dropped")
-    _tidy(size, [*size.get_lines(), *time.get_lines()])
-    _save(figure, path)
+
+    def draw(figure: Any) -> None:
+        quality, size = figure.subplots(2, 1, sharex=True)
+        _curves(quality, table, "delta", [name for name in table[0] if name.startswith("P@")])
+        quality.set_ylabel("P@k, %")
+        quality.legend(**_ABOVE)
+        time = size.twinx()
+        _curves(size, table, "delta", ["weights"], unit)
+        _curves(time, table, "delta", ["ms per row"], first=1)
+        size.set_ylabel(f"weights, {name}")
+        time.set_ylabel("prediction, core-ms per row")
+        for axes in (size, time):
+            axes.set_ylim(bottom=0)
+        # 0 has no place on a logarithmic scale, so the axis is linear up to the smallest other Δ.
+        least = min((delta for delta in deltas if delta > 0), default=0.01)
+        size.set_xscale("symlog", linthresh=least)
+        size.set_xlim(left=deltas[0])
+        size.set_xticks(deltas, [f"{delta:g}" for delta in deltas], rotation=60)
+        size.minorticks_off()
+        size.set_xlabel("Δ: weights with |w| < Δ are dropped")
+        size.legend(handles=[*size.get_lines(), *time.get_lines()], **_ABOVE)
+
+    _draw(draw, path, Path(path).suffix.lower().lstrip("."), (5.2, 5.4))
+
+
+def _curves(
+    axes: Any, table: _Table, x: str, names: Sequence[str], unit: float = 1, first: int = 0
+) -> None:
+    """Draw columns of a table against its column x, starting with style number `first`."""
+    for name, color, marker, dashes in zip(
+        names, COLORS[first:], MARKERS[first:], _DASHES[first:], strict=False
+    ):
+        style = {"color": color, "marker": marker, "ls": dashes, "ms": 4, "lw": 1.4}
+        axes.plot(
+            [row[x] for row in table], [row[name] / unit for row in table], label=name, **style
+        )
 
 
 def check_drawing() -> None:
@@ -272,41 +282,20 @@ def _new_figure(width: float, height: float) -> Any:
 
 def draw_svg(draw: Any, height: float = 4.2) -> bytes:
     """Return an SVG of what `draw` puts on its axes."""
-    figure = _new_figure(7.5, height)  # raises if matplotlib is missing
-    from matplotlib import rc_context
-
-    with rc_context(_STYLE):
-        draw(figure.add_subplot())
-        target = io.BytesIO()
-        figure.savefig(target, format="svg", metadata=_NO_METADATA)
+    target = io.BytesIO()
+    _draw(lambda figure: draw(figure.add_subplot()), target, "svg", (7.5, height))
     return target.getvalue()
 
 
-def _styles() -> list[dict[str, Any]]:
-    return [
-        {"color": c, "marker": m, "linestyle": d, "markersize": 4, "linewidth": 1.4}
-        for c, m, d in zip(COLORS, MARKERS, _DASHES, strict=True)
-    ]
-
-
-def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
-    axes.grid(alpha=0.25)
-    axes.spines["top"].set_visible(False)
-    # Above the axes, where no line can cross it.
-    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=6, **above)
-
-
-def _save(figure: Any, path: StrPath) -> None:
+def _draw(draw: Any, target: Any, kind: str, size: tuple[float, float]) -> None:
+    """Write what `draw` puts on a figure; the same input gives the same bytes."""
+    figure = _new_figure(*size)  # raises if matplotlib is missing
     from matplotlib import rc_context
 
-    # No dates and no random values: the same table gives the same file.
-    metadata = {"Date": None} if str(path).endswith(".svg") else None
-    try:
-        with rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
-            figure.savefig(path, metadata=metadata, bbox_inches="tight")
-    except ValueError as error:
-        raise DataError(f"{Path(path).name}: {error}") from None
+    with rc_context(_STYLE):
+        draw(figure)
+        metadata = _NO_METADATA if kind == "svg" else None
+        figure.savefig(target, format=kind, metadata=metadata)
 
 
 def plain_ticks(axis: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dismec.data.counts import counted
@@ -12,9 +13,26 @@ from dismec.data.printable import html_text
 from dismec.report import figures
 from dismec.report.estimate import summarize_estimate
 from dismec.report.evaluation import KS
-from dismec.report.facts import frequency_range, plain_facts
-from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
-from dismec.report.page import MOST_LABELS, figure, folded, label_table, page_of, paragraphs, table
+from dismec.report.facts import plain_facts
+from dismec.report.page import (
+    MOST_LABELS,
+    folded,
+    label_table,
+    page_of,
+    paragraphs,
+    section_of,
+    table,
+)
+from dismec.report.sections import (
+    Section,
+    extreme_section,
+    file_section,
+    group_section,
+    label_sections,
+    list_anomalies,
+    summarize_data,
+    summarize_test,
+)
 
 __all__ = ["hierarchy_sections", "make_page", "write_page"]
 
@@ -53,22 +71,18 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
         yield paragraphs([headline], "headline") + paragraphs(details)
         yield from _anomalies(facts)
     if "all labels" in facts:
-        yield from _label_sections(facts)
-    for what in ("text", "row"):
-        if facts.get(f"duplicate {what}s", {}).get("groups"):
-            yield f"<h2>Duplicate {what}s</h2>" + _duplicates(facts[f"duplicate {what}s"], what)
-    yield _frequencies(facts["label frequencies"], "Label frequencies")
+        yield from map(section_of, label_sections(facts))
+    yield section_of(_frequencies(facts["label frequencies"], "Label frequencies"))
     if "all labels" in facts:
         yield "<h2>All labels</h2>" + label_table(facts["all labels"], "labels.csv")
     for key, what in (("features of a row", "features"), ("characters of a text", "characters")):
         if facts.get(key, {}).get("rows"):
-            yield f"<h2>{key.capitalize()}</h2>"
-            drawing = figures.draw_histogram(facts[key], f"{what} per row")
-            yield figure(drawing, f"Number of rows by number of {what}.")
+            drawing = partial(figures.draw_histogram, facts[key], f"{what} per row")
+            text = f"Number of rows by number of {what}."
+            yield section_of(Section(key.capitalize(), text=text, draw=drawing))
     if facts.get("training"):
-        yield "<h2>Estimated cost of training</h2>" + paragraphs(
-            summarize_estimate(facts["training"])
-        )
+        lines = summarize_estimate(facts["training"])
+        yield "<h2>Estimated cost of training</h2>" + paragraphs(lines)
     table_1 = {name: facts[key] for key, name in _TABLE_1.items() if key in facts}
     yield folded(
         "All facts", [table(list(table_1), [list(table_1.values())]), "<p></p>", _facts(facts)]
@@ -80,100 +94,6 @@ def _anomalies(facts: Mapping[str, Any]) -> Iterator[str]:
     if lines:
         items = "".join(f"<li>{html_text(line)}</li>" for line in lines)
         yield f"<h2>Check before training</h2><ul>{items}</ul>"
-
-
-def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
-    frequent, rare = facts["most frequent labels"], facts["rare labels"]
-    if frequent:
-        yield "<h2>Most frequent labels</h2>" + table(
-            ["label", "rows", "of all rows"],
-            [[e["name"], e["rows"], percent(100 * e["rows"] / facts["rows"])] for e in frequent],
-        )
-    if rare["1 row"]:
-        more = ", …" if rare["1 row"] > len(rare["examples"]) else ""
-        said = f"{counted(rare['1 row'], 'label')} with one row: "
-        yield "<h2>Rare labels</h2>" + paragraphs([said + "; ".join(rare["examples"]) + more])
-    similar = facts.get("similar names", {})
-    if similar.get("examples"):
-        yield "<h2>Similar names</h2>" + table(
-            ["labels (rows)", "differ by"],
-            [[_with_rows(e), e["differ by"]] for e in similar["examples"]],
-            "names lines",
-        )
-        total = similar["same words"] + similar["one edit"]
-        yield _listed_of(len(similar["examples"]), total, "most frequent first")
-    same = facts["labels with the same rows"]
-    if same["examples"]:
-        yield "<h2>Labels with the same rows</h2>" + table(
-            ["labels", "rows"],
-            [[_some_names(e["names"], e["labels"]), e["rows"]] for e in same["examples"]],
-            "lines",
-        )
-        yield _listed_of(len(same["examples"]), same["groups"], "most rows first")
-    yield from _together_sections(facts["labels that occur together"])
-
-
-def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:
-    if not found["pairs"]:
-        return
-    yield "<h2>Labels that occur together</h2>" + table(
-        ["labels (rows)", "rows with both", "Jaccard", "lift"],
-        [
-            [_with_rows(e), e["together"], f"{e['Jaccard']:.2f}", f"{e['lift']:,.1f}"]
-            for e in found["pairs"]
-        ],
-        "lines",
-    )
-    yield paragraphs(
-        [
-            f"Pairs among the {found['of labels']:,} most frequent labels that share clearly more "
-            "rows than expected by chance. Jaccard: rows with both / rows with at least one; 1 if "
-            "the labels never occur apart. Lift: rows with both / rows with both expected by "
-            "chance."
-        ],
-        "note",
-    )
-    if found["always"]:
-        yield "<h3>Never without another label</h3>" + table(
-            ["label", "always occurs with", "rows"],
-            [[e["name"], e["with"], e["rows"]] for e in found["always"]],
-            "names",
-        )
-
-
-def _duplicates(found: Mapping[str, Any], what: str) -> str:
-    heads = [what, "times", "labels differ", "rows, from 1"]
-    rows = [
-        [
-            e.get("text", f"row {e['rows'][0]:,}"),
-            e["times"],
-            e["labels differ"],
-            ", ".join(f"{row:,}" for row in e["rows"]) + (", …" * (e["times"] > len(e["rows"]))),
-        ]
-        for e in found["examples"]
-    ]
-    white = " Differences in white space are ignored." if what == "text" else ""
-    said = (
-        f"{counted(found['rows'], 'row')} in {counted(found['groups'], 'group')} of equal {what}s; "
-        f"in {found['groups whose labels differ']:,} of them the labels differ.{white}"
-    )
-    listed = _listed_of(len(rows), found["groups"], "largest first")
-    return paragraphs([said]) + table(heads, rows) + listed
-
-
-def _with_rows(entry: Mapping[str, Any]) -> str:
-    """Return the names of an entry, one per line, with their numbers of rows."""
-    pairs = zip(entry["names"], entry["rows"], strict=True)
-    return "\n".join(f"{name} ({rows:,})" for name, rows in pairs)
-
-
-def _some_names(names: Sequence[str], total: int) -> str:
-    more = [f"… and {total - len(names):,} more"] if total > len(names) else []
-    return "\n".join([*names, *more])
-
-
-def _listed_of(n: int, total: int, order: str) -> str:
-    return paragraphs([f"{n:,} of {total:,}, {order}."], "note") if n < total else ""
 
 
 def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -194,17 +114,19 @@ def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if "hierarchy" in facts:
         yield from hierarchy_sections(facts["hierarchy"])
     internals = [
-        _frequencies(facts["label frequencies"], "Label frequencies in the training data"),
-        "<h2>Weights before and after pruning</h2>" + _weights(facts),
+        section_of(
+            _frequencies(facts["label frequencies"], "Label frequencies in the training data")
+        ),
+        section_of(_weights(facts)),
         "<h2>All facts</h2>" + _facts(facts),
-        "<h2>Files</h2>" + _files(facts["file sizes"]),
+        section_of(file_section(facts["file sizes"], 50)),
     ]
     yield folded("Internals", internals, is_open=test is None)
 
 
-def _frequencies(found: Mapping[str, Any], title: str) -> str:
+def _frequencies(found: Mapping[str, Any], title: str) -> Section:
     if not found["ranks"]:
-        return f"<h2>{title}</h2><p>No label has rows.</p>"
+        return Section(title, text="No label has rows.")
     shares = ", ".join(
         f"{100 * share:.1f} % have at most {most}" + (" row" if most == "1" else "")
         for most, share in found["share with at most"].items()
@@ -216,10 +138,10 @@ def _frequencies(found: Mapping[str, Any], title: str) -> str:
             f"{found['fitted ranks'][1]:,}, with weight 1/r for rank r, so that every part of the "
             "axis counts the same; R² uses the same weights."
         )
-    return f"<h2>{title}</h2>" + figure(figures.draw_frequencies(found), text)
+    return Section(title, text=text, draw=partial(figures.draw_frequencies, found))
 
 
-def _weights(facts: Mapping[str, Any]) -> str:
+def _weights(facts: Mapping[str, Any]) -> Section:
     counts, delta = facts["weight counts"], facts.get("delta")
     if counts["before"] is None:
         text = "The counts before pruning were not recorded by the version that trained this model."
@@ -237,7 +159,8 @@ def _weights(facts: Mapping[str, Any]) -> str:
         if facts.get("history"):
             text += " The counts before pruning include labels that were replaced or removed later."
     number = delta if isinstance(delta, int | float) else None
-    return figure(figures.draw_weights(counts, number), text)
+    drawing = partial(figures.draw_weights, counts, number)
+    return Section("Weights before and after pruning", text=text, draw=drawing)
 
 
 def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
@@ -253,17 +176,10 @@ def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
     )
     yield folded("All metrics", _metric_table(found))
     if "reliability" in test:
-        yield from _reliability(test["reliability"])
-    yield from _group_sections(test["groups"])
+        yield section_of(_reliability(test["reliability"]))
+    yield section_of(group_section(test["groups"], KS))
     for which in ("best", "worst"):
-        yield f"<h2>The {which} labels</h2>" + _labels(test[f"{which} labels"])
-    yield paragraphs(
-        [
-            f"By F1 in the first {k} places, among {test['labels judged']:,} labels with at least "
-            "5 test rows; ties: more test rows first."
-        ],
-        "note",
-    )
+        yield section_of(extreme_section(test, which))
     yield "<h2>All labels</h2>" + label_table(test["all labels"], "labels.csv")
     yield paragraphs(
         [
@@ -286,67 +202,17 @@ def _metric_table(found: Mapping[str, float]) -> Iterator[str]:
         yield paragraphs([", ".join(rest)])
 
 
-def _reliability(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "<h2>Reliability of the probabilities</h2>"
-    text = f"Pairs of a row and one of its {max(KS)} best labels, in bins by their probability."
-    yield figure(figures.draw_reliability(bins), text)
-    yield table(
+def _reliability(bins: Sequence[Mapping[str, Any]]) -> Section:
+    return Section(
+        "Reliability of the probabilities",
         ["predicted probability, mean", "share that is true", "pairs"],
         [
             [f"{100 * e['probability']:.1f} %", f"{100 * e['share of hits']:.1f} %", e["pairs"]]
             for e in bins
         ],
+        f"Pairs of a row and one of its {max(KS)} best labels, in bins by their probability.",
+        draw=partial(figures.draw_reliability, bins),
     )
-
-
-def _group_sections(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    k = max(KS)
-    yield "<h2>By training frequency of the labels</h2>"
-    text = (
-        "Labels ranked by training rows, in ten groups of equal size. P@k, nDCG@k and PSP@k of a "
-        "group are its contributions to the metrics of all labels: only hits on labels of the "
-        "group count, with the usual denominators (all rows, k places, the best attainable with "
-        "all labels), so the contributions add up to the metrics of all labels. R@k is that of the "
-        "group alone: the share of its true pairs of row and label found in the first k places. "
-        "Coverage@k: of its labels that occur in test rows, the share found at least once."
-    )
-    if groups:
-        yield figure(figures.draw_groups(groups, k), text)
-    metrics = [f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in KS]
-    metrics += [f"R@{k}", f"Coverage@{k}"]
-    yield table(
-        ["training rows", "labels", "true pairs", *metrics],
-        [
-            [
-                frequency_range(group["frequency"]),
-                group["labels"],
-                group["true pairs"],
-                *(f"{group[name]:.2f}" for name in metrics),
-            ]
-            for group in groups
-        ],
-    )
-
-
-def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
-    if not labels:
-        return "<p>No label has enough test rows.</p>"
-    counts, scores = ["training rows", "test rows"], ["precision", "recall", "F1"]
-    return table(
-        ["label", *counts, *(f"{name}, %" for name in scores)],
-        [
-            [entry["name"], *(entry[c] for c in counts), *(f"{entry[s]:.1f}" for s in scores)]
-            for entry in labels
-        ],
-    )
-
-
-def _files(files: Sequence[Mapping[str, Any]], most: int = 50) -> str:
-    heads = ["file", "labels", "weights", "bytes"]
-    text = table(heads, [[entry[head] for head in heads] for entry in files[:most]])
-    if len(files) > most:
-        text += f'<p class="note">… and {len(files) - most:,} more.</p>'
-    return text
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
@@ -359,29 +225,23 @@ def _facts(facts: Mapping[str, Any]) -> str:
 
 def hierarchy_sections(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sections of a page for the result of `describe_hierarchy`."""
-    yield "<h2>Hierarchy of labels</h2>"
     levels: Sequence[Mapping[str, Any]] = found["levels"]
-    counts = ["level", "nodes", "labels"]
+    counts, metrics, note = ["level", "nodes", "labels"], [], ""
     if "hP@1" in levels[0]:
         counts.append("true pairs")
-    metrics = [f"{name}@{k}" for name in ("hP", "hR") for k in KS if f"hP@{k}" in levels[0]]
-    yield table(
-        [*counts, *(f"{name}, %" for name in metrics)],
-        [
-            [*(entry[key] for key in counts), *(f"{entry[key]:.2f}" for key in metrics)]
-            for entry in levels
-        ],
-    )
-    if metrics:
-        yield paragraphs(
-            [
-                "Labels count with all their ancestors. hP@k: the share of the nodes of a level "
-                "predicted by the first k labels that are true. hR@k: the share of the true nodes "
-                "of the level that are predicted. A wrong label with the right parent counts as "
-                "right one level up."
-            ],
-            "note",
+        metrics = [f"{name}@{k}" for name in ("hP", "hR") for k in KS]
+        note = (
+            "Labels count with all their ancestors. hP@k: the share of the nodes of a level "
+            "predicted by the first k labels that are true. hR@k: the share of the true nodes of "
+            "the level that are predicted. A wrong label with the right parent counts as right one "
+            "level up."
         )
+    heads = [*counts, *(f"{name}, %" for name in metrics)]
+    rows = [
+        [*(entry[key] for key in counts), *(f"{entry[key]:.2f}" for key in metrics)]
+        for entry in levels
+    ]
+    yield section_of(Section("Hierarchy of labels", heads, rows, note=note))
     yield folded("The tree", _tree(found["nodes"]))
 
 

@@ -24,6 +24,7 @@ from dismec.data.files import StrPath, whole_file
 from dismec.data.matrices import without_unused
 from dismec.model.model import Model
 from dismec.model.refined_transform import RefinedTransform
+from dismec.report.duplicates import groups_of_equals
 
 __all__ = [
     "LISTED",
@@ -82,38 +83,22 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
     counts = np.bincount(Y.indices, minlength=Y.shape[1])
     ranked = np.argsort(-counts, kind="stable")
     once = np.flatnonzero(counts == 1)
-    named = _Named(names, labels, counts)
+    shown = [str(label) for label in labels.tolist()] if names is None else names
     return {
         "most frequent labels": [
-            named.entry(label) for label in ranked[: min(LISTED, np.count_nonzero(counts))]
+            {"name": shown[label], "rows": int(counts[label])}
+            for label in ranked[: min(LISTED, np.count_nonzero(counts))]
         ],
-        "rare labels": {
-            "1 row": len(once),
-            "examples": [named.name(label) for label in once[:LISTED]],
-        },
+        "rare labels": {"1 row": len(once), "examples": [shown[i] for i in once[:LISTED]]},
         **({} if names is None else {"similar names": _similar_names(names, counts, ranked)}),
-        "labels with the same rows": _same_rows(Y, named),
-        "labels that occur together": _together(Y, named, ranked),
+        "labels with the same rows": _same_rows(Y, shown, counts),
+        "labels that occur together": _together(Y, shown, counts, ranked),
         "all labels": {
             "label": labels[ranked].tolist(),
-            "name": [named.name(label) for label in ranked],
+            "name": [shown[label] for label in ranked],
             "rows": counts[ranked].tolist(),
         },
     }
-
-
-class _Named:
-    """Labels as shown to people: by name, or by number if there are no names."""
-
-    def __init__(self, names: Sequence[str] | None, labels: _Ints, counts: _Ints) -> None:
-        self.names, self.labels, self.counts = names, labels, counts
-
-    def name(self, place: int) -> str:
-        label = int(self.labels[place])
-        return str(label) if self.names is None else self.names[label]
-
-    def entry(self, label: int) -> dict[str, Any]:
-        return {"name": self.name(label), "rows": int(self.counts[label])}
 
 
 def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[str, Any]:
@@ -142,41 +127,36 @@ def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[s
     }
 
 
-def _same_rows(Y: sp.csr_array, named: _Named) -> dict[str, Any]:
+def _same_rows(Y: sp.csr_array, names: Sequence[str], counts: _Ints) -> dict[str, Any]:
     """Find labels with the same rows: their sums of one random number per row are equal."""
     by_label: Any = cast(Any, Y).tocsc()
-    several = np.flatnonzero(named.counts > 1)
-    if not len(several):
-        return {"groups": 0, "labels": 0, "examples": []}
+    several = np.flatnonzero(counts > 1)
     of_row = np.random.default_rng(0).integers(0, 2**64, Y.shape[0], dtype=np.uint64)
     whole = np.append(np.uint64(0), np.cumsum(of_row[by_label.indices], dtype=np.uint64))
     sums = whole[by_label.indptr[several + 1]] - whole[by_label.indptr[several]]
-    _, group_of, sizes = np.unique(sums, return_inverse=True, return_counts=True)
-    shared = np.flatnonzero(sizes[group_of] > 1)
-    order = shared[np.lexsort((several[shared], group_of[shared]))]
-    edges = np.flatnonzero(np.diff(group_of[order])) + 1
-    groups = [several[part] for part in np.split(order, edges) if len(part)]
-    groups.sort(key=lambda group: (-named.counts[group[0]], group[0]))
+    groups = [several[group] for group in groups_of_equals(sums)]
+    groups.sort(key=lambda group: (-counts[group[0]], group[0]))
     return {
         "groups": len(groups),
-        "labels": len(shared),
+        "labels": sum(map(len, groups)),
         "examples": [
             {
-                "names": [named.name(label) for label in group[:LISTED]],
+                "names": [names[label] for label in group[:LISTED]],
                 "labels": len(group),
-                "rows": int(named.counts[group[0]]),
+                "rows": int(counts[group[0]]),
             }
             for group in groups[:LISTED]
         ],
     }
 
 
-def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
+def _together(
+    Y: sp.csr_array, names: Sequence[str], counts: _Ints, ranked: _Ints
+) -> dict[str, Any]:
     """Find pairs of frequent labels that co-occur clearly more often than by chance.
 
     The number of rows expected by chance has a standard deviation of its square root.
     """
-    counts, n_rows = named.counts, Y.shape[0]
     frequent = ranked[:_MOST_LABELS]
     frequent = np.sort(frequent[counts[frequent] >= _LEAST_TOGETHER])
     if len(frequent) < 2:
@@ -190,7 +170,7 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
     enough = met.data >= _LEAST_TOGETHER
     one, other, both = frequent[met.row[enough]], frequent[met.col[enough]], met.data[enough]
     both = both.astype(np.int64)
-    by_chance = counts[one] * counts[other] / n_rows
+    by_chance = counts[one] * counts[other] / Y.shape[0]
     lift = both / by_chance
     jaccard = both / (counts[one] + counts[other] - both)
     # Labels with the same rows are listed elsewhere.
@@ -203,7 +183,7 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
         "of labels": len(frequent),
         "pairs": [
             {
-                "names": [named.name(one[i]), named.name(other[i])],
+                "names": [names[one[i]], names[other[i]]],
                 "rows": [int(counts[one[i]]), int(counts[other[i]])],
                 "together": int(both[i]),
                 "Jaccard": round(float(jaccard[i]), 4),
@@ -213,8 +193,8 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
         ],
         "always": [
             {
-                "name": named.name(rarer[i]),
-                "with": named.name(one[i] + other[i] - rarer[i]),
+                "name": names[rarer[i]],
+                "with": names[one[i] + other[i] - rarer[i]],
                 "rows": int(both[i]),
             }
             for i in always[:LISTED].tolist()
@@ -317,11 +297,14 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
         found.append((part.data[others], of[others], informing[others]))
     weight, label, informing = (np.concatenate(column) for column in zip(*found, strict=True))
 
+    def name_of(label: int) -> str | int:
+        return int(label) if model.names is None else model.names[label]
+
     def listed(order: Any) -> list[dict[str, Any]]:
         return [
             {
-                "label": _name_or_number(model.names, int(label[i])),
-                "informed by": _name_or_number(model.names, int(informing[i])),
+                "label": name_of(label[i]),
+                "informed by": name_of(informing[i]),
                 "weight": round(float(weight[i]), 4),
             }
             for i in order
@@ -331,10 +314,6 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
     pros = [i for i in order[:n_pairs] if weight[i] > 0]
     cons = [i for i in order[::-1][:n_pairs] if weight[i] < 0]
     return {"for": listed(pros), "against": listed(cons)}
-
-
-def _name_or_number(names: Sequence[str] | None, label: int) -> str | int:
-    return label if names is None else names[label]
 
 
 def write_label_csv(target: StrPath, columns: Mapping[str, Sequence[Any]]) -> None:

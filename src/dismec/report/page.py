@@ -17,8 +17,18 @@ from typing import Any
 
 from dismec.data.printable import html_text
 from dismec.report.facts import shown
+from dismec.report.sections import Section
 
-__all__ = ["MOST_LABELS", "figure", "folded", "label_table", "page_of", "paragraphs", "table"]
+__all__ = [
+    "MOST_LABELS",
+    "figure",
+    "folded",
+    "label_table",
+    "page_of",
+    "paragraphs",
+    "section_of",
+    "table",
+]
 
 MOST_LABELS = 20_000  # labels on a page
 _AT_ONCE = 50  # labels shown before the reader asks for more; page.js has the same number
@@ -69,6 +79,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -
     )
     start = f'<table class="{kind}">' if kind else "<table>"
     return f'<div class="wide">{start}\n<tr>{head}</tr>\n{body}</table></div>'
+
+
+def section_of(section: Section) -> str:
+    """Return a heading, a figure or text, a table and a note."""
+    if section.draw:
+        above = figure(section.draw(), section.text)
+    else:
+        above = paragraphs([section.text] if section.text else [])
+    return (
+        f"<h2>{html_text(section.title)}</h2>{above}"
+        + (table(section.heads, section.rows, section.kind) if section.rows else "")
+        + paragraphs([section.note] if section.note else [], "note")
+    )
 
 
 def figure(svg: bytes, caption: str) -> str:
