@@ -139,15 +139,14 @@ def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> P
     `log` receives what is installed, and what pip could not install.
     """
     folder = folder.resolve()
-    windows = sys.platform == "win32"
-    python = folder / ("Scripts/python.exe" if windows else "bin/python")
-    installed = folder / "installed"
-    if python.exists() and (installed.exists() or not (folder / "begun").exists()):
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    unfinished = folder / "unfinished"  # present until all is installed
+    if python.exists() and not unfinished.exists():
         return python
-    if folder.exists() and any(folder.iterdir()) and not (folder / "begun").exists():
+    if folder.exists() and any(folder.iterdir()) and not unfinished.exists():
         raise DismecError(f"{folder} is not a Python environment")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "begun").touch()
+    unfinished.touch()
     made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, check=False)
     if made.returncode:
         raise DismecError(f"{folder}: python -m venv could not create an environment there")
@@ -156,11 +155,10 @@ def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> P
         log(f"{folder}: installing {package}")
         # One by one: some have no wheel for some machines, which should not affect the others.
         command = [str(python), "-m", "pip", "install", "--quiet", package]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        if subprocess.run(command, capture_output=True, check=False).returncode:
             missing.append(package)
             log(f"{folder}: pip could not install {package}")
     if len(missing) == len(PACKAGES):
         raise DismecError(f"pip could not install any of {', '.join(PACKAGES)} into {folder}")
-    installed.touch()
+    unfinished.unlink()
     return python

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.printable import html_text
 from dismec.report.facts import frequency_range
-from dismec.report.figures import BLUE, COLORS, MARKERS, ORANGE, draw_svg, plain_ticks
-from dismec.report.page import figure, page_of, table
+from dismec.report.figures import BLUE, COLORS, MARKERS, draw_bars, draw_svg, plain_ticks
+from dismec.report.page import figure, page_of, section_of, table
+from dismec.report.sections import Section
 
-__all__ = ["PUBLISHED", "accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
+__all__ = ["accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
 
 _DEPTHS = (1, 3, 5)
 _BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
-# PSP@1 and P@1 on Eurlex-4K as ProXML's authors report them (Babbar and Schölkopf, "Data scarcity,
-# robustness and extreme multi-label classification", Machine Learning, 2019).
-PUBLISHED = {(15_539, 5_000): {"ProXML (published)": [(45.2, 83.4)]}}
 
 
 def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -93,21 +89,21 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         f"Trained with {counted(data['threads'], 'thread')}, predicted with one; "
         f"{html_text(data['machine'])}.</p>"
     )
-    yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
-    yield (
-        '<p class="note">In percent. ± is half the width of a 95 % bootstrap interval over test '
-        "rows. ≈: not significantly different from dismec (the paired 95 % interval of the "
-        "difference contains 0).</p>"
+    note = (
+        "In percent. ± is half the width of a 95 % bootstrap interval over test rows. ≈: not "
+        "significantly different from dismec (the paired 95 % interval of the difference contains "
+        "0)."
     )
-    yield "<h2>Cost</h2>" + table(*cost_rows(found))
-    yield (
-        '<p class="note">Times are the best of all runs. Memory is the peak of the training '
-        "process, including the data. Sizes are those of files.</p>"
+    yield section_of(Section("Accuracy", *accuracy_rows(found), note=note))
+    note = (
+        "Times are the best of all runs. Memory is the peak of the training process, including the "
+        "data. Sizes are those of files."
     )
+    yield section_of(Section("Cost", *cost_rows(found), note=note))
     yield table(["system", "version"], notes(found).items())
-    failed = failures(found)
+    failed = list(failures(found).items())
     if failed:
-        yield "<h2>Systems without a result</h2>" + table(["system", "reason"], failed.items())
+        yield section_of(Section("Systems without a result", ["system", "reason"], failed))
     shown = {n: entry for n, entry in _finished(found).items() if "P@1" in entry}
     if not shown:
         return
@@ -119,15 +115,15 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         points = {n: [(e[key] / unit, e["P@1"])] for n, e in shown.items() if e.get(key)}
         yield figure(_draw_points(points, what, log=True), caption)
     yield "<h2>nDCG@k</h2>"
-    yield figure(_bars_of(shown), "nDCG@k of each system (the paper's Figure 3).")
+    heights = {f"nDCG@{k}": [e[f"nDCG@{k}"] for e in shown.values()] for k in _DEPTHS}
+    bars = draw_bars(list(shown), heights, "system")
+    yield figure(bars, "nDCG@k of each system (the paper's Figure 3).")
     yield "<h2>By label frequency</h2>"
     caption = (
         "Labels in ten groups by training frequency, plus a group of labels that occur only in "
-        "test rows; the share of each group's true pairs found in the first 5 places. Below, the "
-        "contribution of each group to P@k."
+        "test rows; the share of each group's true pairs found in the first 5 places."
     )
     yield figure(_by_frequency(shown), caption)
-    yield _group_table(shown)
     yield "<h2>Precision against propensity-scored precision</h2>"
     caption = (
         "P@1 against PSP@1. Lines: one calibrated model, ranked by score, by probability, and by "
@@ -137,7 +133,6 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         name: sorted((e["PSP@1"], e["P@1"]) for e in (entry, *entry["rankings"].values()))
         for name, entry in shown.items()
     }
-    curves |= PUBLISHED.get((data["rows"], data["features"]), {})
     yield figure(_draw_points(curves, "PSP@1, %"), caption)
 
 
@@ -169,23 +164,6 @@ def _style_of(place: int, name: str) -> dict[str, Any]:
     return {"color": color, "marker": MARKERS[place % len(MARKERS)]}
 
 
-def _bars_of(shown: Mapping[str, Any]) -> bytes:
-    def draw(ax: Any) -> None:
-        x = np.arange(len(shown))
-        colors = ("#BFD9E8", ORANGE, BLUE)
-        for i, (k, color) in enumerate(zip(_DEPTHS, colors, strict=True)):
-            heights = [entry[f"nDCG@{k}"] for entry in shown.values()]
-            ax.bar(x + 0.27 * (i - 1), heights, 0.25, color=color, label=f"nDCG@{k}")
-        least = min(entry[f"nDCG@{k}"] for entry in shown.values() for k in _DEPTHS)
-        ax.set_ylim(max(0, 10 * np.floor(least / 10) - 10), None)
-        ax.set_xticks(x, list(shown), rotation=40, ha="right", rotation_mode="anchor")
-        ax.grid(axis="x", visible=False)
-        ax.set_ylabel("percent")
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
-
-    return draw_svg(draw)
-
-
 def _by_frequency(shown: Mapping[str, Any]) -> bytes:
     def draw(ax: Any) -> None:
         for place, (name, entry) in enumerate(shown.items()):
@@ -201,13 +179,3 @@ def _by_frequency(shown: Mapping[str, Any]) -> bytes:
         ax.legend(**_BESIDE)
 
     return draw_svg(draw, height=5)
-
-
-def _group_table(shown: Mapping[str, Any]) -> str:
-    groups = next(iter(shown.values()))["groups"]
-    heads = [
-        "system, contribution to P@5",
-        *(frequency_range(group["frequency"]) for group in groups),
-    ]
-    rows = [[n, *(f"{g['P@5']:.2f}" for g in entry["groups"])] for n, entry in shown.items()]
-    return table(heads, rows)

@@ -22,6 +22,7 @@ from dismec.solve.weight_counts import BINS, SIDE
 __all__ = [
     "check_drawing",
     "check_plot",
+    "draw_bars",
     "draw_frequencies",
     "draw_groups",
     "draw_histogram",
@@ -129,7 +130,9 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
         ax.set_ylim(floor, max(10, 2 * either.max()))
         # Each decade has a tick, every second one a label; there is no room for more.
         named = {
-            sign * _axis_place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)
+            sign * _axis_place(size): f"{sign * size:g}"
+            for size in (0.0001, 0.01, 1)
+            for sign in (-1, 1)
         }
         ax.set_xticks([0, *named], ["0", *named.values()])
         ax.set_xticks(
@@ -148,25 +151,29 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
 def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
     """Draw recall and coverage of each group of labels, and its contribution to P@k."""
     names = [frequency_range(group["frequency"]) for group in groups]
+    heights = {
+        label: [group[name] for group in groups]
+        for name, label in (
+            (f"P@{k}", f"contribution to P@{k}"),
+            (f"Coverage@{k}", f"Coverage@{k}: labels found at all"),
+            (f"R@{k}", f"R@{k}: true pairs found"),
+        )
+    }
+    return draw_bars(names, heights, "training rows per label")
+
+
+def draw_bars(names: Sequence[str], heights: Mapping[str, Sequence[float]], what: str) -> bytes:
+    """Draw three bars for each name, in percent."""
 
     def draw(ax: Any) -> None:
-        x = np.arange(len(groups))
-        for i, (name, color, hatch, label) in enumerate(
-            (
-                (f"R@{k}", BLUE, "", f"R@{k}: true pairs found"),
-                (f"Coverage@{k}", ORANGE, "", f"Coverage@{k}: labels found at all"),
-                (f"P@{k}", "#FFFFFF", "////", f"contribution to P@{k}"),
-            )
-        ):
-            heights = [group[name] for group in groups]
-            ax.bar(
-                x + 0.27 * (i - 1), heights, 0.25, color=color, hatch=hatch, edgecolor="#333333",
-                lw=0.6, label=label,
-            )  # fmt: skip
-        ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
+        x = np.arange(len(names))
+        bars = zip(heights.items(), (PALE_BLUE, ORANGE, BLUE), strict=True)
+        for place, ((label, values), color) in enumerate(bars):
+            ax.bar(x + 0.27 * (place - 1), values, 0.25, color=color, label=label)
+        ax.set_xlim(-0.6, max(len(names), 5) - 0.4)
         ax.set_xticks(x, names, rotation=30, ha="right", rotation_mode="anchor")
         ax.grid(axis="x", visible=False)
-        ax.set_xlabel("training rows per label")
+        ax.set_xlabel(what)
         ax.set_ylabel("percent")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
 
@@ -225,6 +232,7 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
         quality.set_ylabel("P@k, %")
         quality.legend(**_ABOVE)
         time = size.twinx()
+        time.grid(visible=False)
         _curves(size, table, "delta", ["weights"], unit)
         _curves(time, table, "delta", ["ms per row"], first=1)
         size.set_ylabel(f"weights, {name}")
@@ -299,26 +307,9 @@ def _draw(draw: Any, target: Any, kind: str, size: tuple[float, float]) -> None:
 
 
 def plain_ticks(axis: Any) -> None:
-    """Format numbers as 1,000, and from a million on as 10⁶."""
-    axis.set_major_formatter(lambda value, _: _number(value))
-    axis.set_minor_formatter(lambda *_: "")
-
-
-def _number(value: float) -> str:
-    if value >= 1e6:
-        exponent = int(np.floor(np.log10(value)))
-        factor = value / 10.0**exponent
-        return (f"{factor:g}·" if abs(factor - 1) > 1e-9 else "") + f"10{_raised(exponent)}"
-    return f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:g}"
-
-
-def _signed(sign: int, decade: int) -> str:
-    size = f"{10.0**decade:g}" if decade >= -3 else f"10{_raised(decade)}"
-    return f"−{size}" if sign < 0 else size
-
-
-def _raised(number: int) -> str:
-    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    """Format numbers as 1,000 and 0.1."""
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter("")
 
 
 def _axis_place(weight: float) -> float:
