@@ -142,28 +142,34 @@ def test_a_node_with_all_rows_on_one_side_gets_no_weights():
     assert all(found[blocks.node == each].any() for each in (0, 2, 3))
 
 
+def leaf_of(tree, X):
+    return tree.leaf_of(sp.hstack([X, np.ones((X.shape[0], 1), np.float32)], "csr"))
+
+
 def test_leaves_hold_the_mean_labels_of_the_rows_that_reach_them():
     X, Y = problem()
-    forest = FEW.fit(X, Y)
-    for found in forest.leaves_of(X).T:
+    for tree in FEW.fit(X, Y).trees:
+        found = leaf_of(tree, X)
         for leaf in np.unique(found):
             mean = np.asarray(Y[found == leaf].mean(axis=0)).ravel()
-            assert np.allclose(forest.leaves[[leaf]].toarray().ravel(), mean, atol=1e-6)
-            assert (forest.children[leaf] == -1).all()
-            assert forest.weights[[leaf]].nnz == 0
+            assert np.allclose(tree.leaves[[leaf]].toarray().ravel(), mean, atol=1e-6)
+            assert (tree.children[leaf] == -1).all()
+            assert tree.weights[[leaf]].nnz == 0
 
 
 def test_nodes_are_split_down_to_the_allowed_leaf_size():
     X, Y = problem()
     for most in (10, 40):
         forest = FastXML(n_trees=2, max_leaf=most, C=100.0).fit(X, Y)
-        sizes = np.bincount(forest.leaves_of(X)[:, 1])
+        sizes = np.bincount(leaf_of(forest.trees[1], X))
         assert most / 4 < sizes.max() <= most
 
 
 def test_a_leaf_keeps_its_most_frequent_labels():
     X, Y = problem()
-    every, some = (FastXML(n_trees=2, labels_per_leaf=n).fit(X, Y).leaves for n in (100, 2))
+    every, some = (
+        FastXML(n_trees=1, labels_per_leaf=n).fit(X, Y).trees[0].leaves for n in (100, 2)
+    )
     assert np.diff(every.indptr).max() > 2
     for node in range(every.shape[0]):
         expected = np.sort(every[[node]].data)[::-1][:2]
@@ -175,7 +181,7 @@ def test_prediction_is_the_mean_of_leaves(monkeypatch):
     X, Y = problem()
     forest = FEW.fit(X, Y)
     labels, scores = forest.predict_topk(X, 4)
-    means = np.mean([forest.leaves[leaf].toarray() for leaf in forest.leaves_of(X).T], axis=0)
+    means = np.mean([tree.leaves[leaf_of(tree, X)].toarray() for tree in forest.trees], axis=0)
     best = np.argsort(-means, axis=1, kind="stable")[:, :4]
     expected = np.take_along_axis(means, best, axis=1)
     assert np.allclose(np.where(labels < 0, 0, scores), expected, atol=1e-6)
@@ -187,7 +193,7 @@ def test_prediction_is_the_mean_of_leaves(monkeypatch):
 def test_few_rows_are_one_leaf():
     X, Y = problem()
     forest = FEW.fit(X[:8], Y[:8])
-    assert len(forest.children) == 3
+    assert [len(tree.children) for tree in forest.trees] == [1, 1, 1]
     labels, scores = forest.predict_topk(X[:1], Y.shape[1] + 1)
     mean = np.asarray(Y[:8].mean(axis=0)).ravel()
     assert np.count_nonzero(labels[0] >= 0) == np.count_nonzero(mean)

@@ -46,7 +46,7 @@ from scipy.special import expit
 
 from dismec.compare.baseline import Topk, best_entries, best_of_rows
 
-__all__ = ["Blocks", "FastXML", "Forest", "partition", "separators"]
+__all__ = ["Blocks", "FastXML", "Forest", "Tree", "partition", "separators"]
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -73,62 +73,46 @@ class FastXML:
         """Grow the trees, one per thread at a time."""
         X, Y = _with_bias(X), sp.csr_matrix(Y, dtype=np.float32)
 
-        def grow(tree: int) -> Forest:
+        def grow(tree: int) -> Tree:
             return _grown(self, X, Y, np.random.default_rng((self.seed, tree)))
 
         with ThreadPoolExecutor(threads) as pool:
-            return Forest.joined(list(pool.map(grow, range(self.n_trees))))
+            return Forest(list(pool.map(grow, range(self.n_trees))))
 
 
-class Forest(NamedTuple):
-    """Trees, with all their nodes in one list."""
+class Tree(NamedTuple):
+    """A tree; its root is node 0."""
 
-    roots: npt.NDArray[np.int32]
     children: npt.NDArray[np.int32]  # nodes × 2: for w·x < 0, and otherwise; −1 at leaves
     weights: Any  # CSR, nodes × features, bias last; empty at leaves
     leaves: Any  # CSR, nodes × labels; empty at other nodes
 
-    @classmethod
-    def joined(cls, trees: list[Forest]) -> Forest:
-        """Join several forests into one."""
-        first = np.cumsum([0, *(len(tree.children) for tree in trees)])[:-1]
-        moved = [
-            np.where(tree.children < 0, -1, tree.children + start)
-            for tree, start in zip(trees, first, strict=True)
-        ]
-        return cls(
-            first.astype(np.int32),
-            np.concatenate(moved).astype(np.int32),
-            sp.vstack([tree.weights for tree in trees], "csr"),
-            sp.vstack([tree.leaves for tree in trees], "csr"),
-        )
-
-    def leaves_of(self, X: Any) -> npt.NDArray[np.int32]:
-        """Return the leaf of each row in each tree (rows × trees), descending level by level."""
-        X = _with_bias(X)
-        found = np.empty((X.shape[0], len(self.roots)), np.int32)
-        for tree, root in enumerate(self.roots):
-            found[:, tree] = root
-            moving = np.arange(len(found) if self.children[root, 0] >= 0 else 0)
-            while len(moving):
-                here = found[moving, tree]
-                margin = X[moving].multiply(self.weights[here]).sum(axis=1)
-                side = (np.asarray(margin).ravel() >= 0).astype(np.intp)
-                found[moving, tree] = there = self.children[here, side]
-                moving = moving[self.children[there, 0] >= 0]
+    def leaf_of(self, X: Any) -> npt.NDArray[np.int32]:
+        """Return the leaf of each row (with a bias), descending level by level."""
+        found = np.zeros(X.shape[0], np.int32)
+        moving = np.arange(len(found) if self.children[0, 0] >= 0 else 0)
+        while len(moving):
+            here = found[moving]
+            margin = X[moving].multiply(self.weights[here]).sum(axis=1)
+            side = (np.asarray(margin).ravel() >= 0).astype(np.intp)
+            found[moving] = there = self.children[here, side]
+            moving = moving[self.children[there, 0] >= 0]
         return found
+
+
+class Forest(NamedTuple):
+    """Several trees."""
+
+    trees: list[Tree]
 
     def predict_topk(self, X: Any, k: int) -> Topk:
         """Return the best k labels per row by the mean of its leaves."""
 
         def mean(rows: Any) -> Any:
-            found = self.leaves_of(rows)
-            share = np.full(found.size, 1 / len(self.roots), np.float32)
-            ends = np.arange(0, found.size + 1, len(self.roots))
-            shape = (len(found), len(self.children))
-            return sp.csr_matrix((share, found.ravel(), ends), shape) @ self.leaves
+            rows = _with_bias(rows)
+            return sum(tree.leaves[tree.leaf_of(rows)] for tree in self.trees) / len(self.trees)
 
-        return best_of_rows(X, k, self.leaves.shape[1] + self.weights.shape[1], mean)
+        return best_of_rows(X, k, self.trees[0].leaves.shape[1] + X.shape[1], mean)
 
 
 class Blocks(NamedTuple):
@@ -245,7 +229,7 @@ def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats)
     return w
 
 
-def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) -> Forest:
+def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) -> Tree:
     """Grow a tree, level by level."""
     n_rows = X_all.shape[0]
     X, Y = Blocks.whole(X_all), Blocks.whole(Y_all)
@@ -286,7 +270,7 @@ def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) ->
     values, nodes, features = map(np.concatenate, zip(*entries, strict=True))
     weights = sp.csr_matrix((values, (nodes, features)), (n_nodes, X_all.shape[1]))
     leaves = _label_means(home, n_nodes, Y_all, params.labels_per_leaf)
-    return Forest(np.zeros(1, np.int32), children, weights, leaves)
+    return Tree(children, weights, leaves)
 
 
 def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:

@@ -69,8 +69,6 @@ class LPSR:
     leaf_rows: int = 500  # at most
     leaf_labels: int | None = None  # D; None: a quarter of those with training rows, at least 100
     k: int = 5  # wrong labels above a label from which it counts as not found
-    smoothing: float | None = None  # of naive Bayes; None: chosen on held-out rows
-    scale: float | None = None  # s of naive Bayes; None: chosen on held-out rows
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedLPSR:
@@ -104,12 +102,10 @@ class LPSR:
 
     def _settle(self, X: Any, Y: Any) -> tuple[float, float]:
         """Choose the smoothing and the scale of naive Bayes, by P@1 on a tenth of the rows."""
-        smoothings = _SMOOTHINGS if self.smoothing is None else (self.smoothing,)
-        scales = _SCALES if self.scale is None else (self.scale,)
-        choices = [(smoothing, scale) for smoothing in smoothings for scale in scales]
+        choices = [(smoothing, scale) for smoothing in _SMOOTHINGS for scale in _SCALES]
         order = np.random.default_rng(self.seed).permutation(X.shape[0])
         judged, others = np.split(order, [X.shape[0] // 10])
-        if len(choices) == 1 or not Y[judged].nnz:
+        if not Y[judged].nnz:
             return choices[-1]
 
         def precision(choice: tuple[float, float]) -> float:
