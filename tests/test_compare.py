@@ -79,6 +79,15 @@ def fake_system(tmp_path, monkeypatch, body):
     monkeypatch.setattr(process.worker, "__file__", str(script))
 
 
+# A system that always predicts the same labels.
+QUICK = (
+    "import numpy as np\n"
+    "n = int(np.load(sys.argv[1] + '/test_X.npz')['shape'][0])\n"
+    "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
+    "  predict=1.0, single=1.0, rankings={}, top=[[0, 1, 2, 3, 4]] * n))\n"
+)
+
+
 def has_ended(pid, seconds=10):
     """Whether a process is gone, or ends within some seconds."""
     state = Path(f"/proc/{pid}/stat")
@@ -247,23 +256,25 @@ class TestComparison:
         assert "leml: trained" in err
         assert json.loads(out)["systems"]["dismec"] == first
 
-    def test_other_data_starts_a_new_comparison(self, pair, files, tmp_path):
+    def test_other_data_starts_a_new_comparison(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
         other = Pair(pair.train, pair.test._replace(X=pair.test.X[:100], Y=pair.test.Y[:100]))
-        kept = Comparison(tmp_path)
+        kept = Comparison(tmp_path / "kept")
         for data in (pair, other):
             news = []
-            kept.run(data, ["dismec"], news.append)
-            assert len(news) == 1
+            kept.run(data, ["plt"], news.append)
+            assert news == ["plt: trained in 1.0 s"]
 
-    def test_a_truncated_report_is_measured_again(self, pair, tmp_path):
-        kept = Comparison(tmp_path)
-        kept.run(pair, ["dismec"])
-        [report] = tmp_path.rglob("dismec-0.json")
+    def test_a_truncated_report_is_measured_again(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
+        kept = Comparison(tmp_path / "kept")
+        kept.run(pair, ["plt"])
+        [report] = tmp_path.rglob("plt-0.json")
         report.write_text(report.read_text()[:50])
         news = []
-        found = kept.run(pair, ["dismec"], news.append)
-        assert len(news) == 1
-        assert found["systems"]["dismec"]["P@1"] > 0
+        found = kept.run(pair, ["plt"], news.append)
+        assert news == ["plt: trained in 1.0 s"]
+        assert found["systems"]["plt"]["P@1"] > 0
 
     def test_results_of_other_code_are_measured_again(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path)
@@ -275,14 +286,15 @@ class TestComparison:
         kept.run(pair, ["dismec"], news.append)
         assert news[1].startswith("dismec: trained in")
 
-    def test_two_runs_do_not_share_a_folder(self, pair, tmp_path):
-        kept = Comparison(tmp_path)
-        kept.run(pair, ["leml"])
-        [store] = tmp_path.iterdir()
+    def test_two_runs_do_not_share_a_folder(self, pair, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, QUICK)
+        kept = Comparison(tmp_path / "kept")
+        kept.run(pair, ["plt"])
+        [store] = (tmp_path / "kept").iterdir()
         (store / "rows-left").mkdir()
         with locked(store), pytest.raises(ModelError, match="another process is writing to it"):
-            kept.run(pair, ["leml"])
-        kept.run(pair, ["leml"])
+            kept.run(pair, ["plt"])
+        kept.run(pair, ["plt"])
         assert not (store / "rows-left").exists()
 
     @pytest.mark.parametrize(
@@ -299,15 +311,12 @@ class TestComparison:
     def test_invalid_predictions_are_an_error_of_their_system(
         self, pair, tmp_path, monkeypatch, top, why
     ):
-        fake_system(
-            tmp_path,
-            monkeypatch,
-            "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
-            f"  predict=1.0, single=1.0, rankings={{}}, top={top}))\n",
-        )
-        found = Comparison(tmp_path / "kept").run(pair, ["leml", "plt"])
+        body = QUICK.replace("[[0, 1, 2, 3, 4]] * n", "top if sys.argv[2] == 'plt' else right")
+        right = "right = [[0, 1, 2, 3, 4]] * 200\n"
+        fake_system(tmp_path, monkeypatch, f"{right}top = {top}\n{body}")
+        found = Comparison(tmp_path / "kept").run(pair, ["plt", "bonsai"])
         assert found["systems"]["plt"]["error"].startswith(why)
-        assert found["systems"]["leml"]["P@1"] > 0
+        assert found["systems"]["bonsai"]["P@1"] > 0
 
     def test_a_failure_is_not_kept(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path / "kept")
@@ -429,10 +438,12 @@ def test_features_only_in_test_data_do_no_harm(pair, tmp_path):
     assert found["systems"]["dismec"]["P@1"] > 0
 
 
-def test_labels_without_training_rows_are_reported(pair, tmp_path):
+def test_labels_without_training_rows_are_reported(pair, tmp_path, monkeypatch):
+    fake_system(tmp_path, monkeypatch, QUICK)
     more = sp.hstack([pair.test.Y, np.ones((200, 1), np.uint8)]).tocsr()
     news = []
-    Comparison(tmp_path).run(Pair(pair.train, pair.test._replace(Y=more)), ["leml"], news.append)
+    kept = Comparison(tmp_path / "kept")
+    kept.run(Pair(pair.train, pair.test._replace(Y=more)), ["plt"], news.append)
     share = 200 / more.nnz
     assert any(line.startswith(f"{share:.1%} of the true labels") for line in news)
 

@@ -154,26 +154,21 @@ class Pairs(NamedTuple):
 class LeafRankings(NamedTuple):
     """The base's ranking of labels for each training row."""
 
-    Y: Any
-    rank: Ints  # from 1, per entry of Y
+    rank: Any  # rows × labels, CSR: the ranks of a row's own labels, from 1
     top: npt.NDArray[np.int32]  # rows × depth: the first labels
     wrong: npt.NDArray[np.bool_]  # which of these are not the row's own
 
     def pairs(self, rows: Ints) -> Pairs:
         """Return the pairs of some rows."""
-        counts = np.diff(self.Y.indptr)[rows]
+        own = self.rank[rows]
+        counts = np.diff(own.indptr)
         of_row = np.repeat(rows, counts)
-        starts = np.cumsum(counts) - counts
-        entries = np.arange(len(of_row)) + np.repeat(self.Y.indptr[rows] - starts, counts)
-        rank = self.rank[entries]
-        above = self.wrong[of_row] & (np.arange(1, self.top.shape[1] + 1) < rank[:, None])
+        above = self.wrong[of_row] & (np.arange(1, self.top.shape[1] + 1) < own.data[:, None])
         indptr = np.concatenate(([0], np.cumsum(above.sum(axis=1))))
-        matrix: Any = sp.csr_matrix(
-            (np.ones(indptr[-1]), self.top[of_row][above], indptr),
-            (len(of_row), self.Y.shape[1]),
-        )
-        value = 1 / (np.repeat(counts, counts) * np.sqrt(rank))
-        return Pairs(self.Y.indices[entries].astype(np.int64), value, matrix)
+        ones, labels = np.ones(indptr[-1]), self.top[of_row][above]
+        matrix = sp.csr_matrix((ones, labels, indptr), (len(of_row), own.shape[1]))
+        value = 1 / (np.repeat(counts, counts) * np.sqrt(own.data))
+        return Pairs(own.indices.astype(np.int64), value, matrix)
 
 
 def rank_rows(X: Any, Y: Any, weights: Any) -> LeafRankings:
@@ -192,7 +187,7 @@ def rank_rows(X: Any, Y: Any, weights: Any) -> LeafRankings:
             own = Y.indices[entries]
             rank[entries] = 1 + (z > z[own, None]).sum(axis=1)
             wrong[row] = ~np.isin(top[row], own)
-    return LeafRankings(Y, rank, top, wrong)
+    return LeafRankings(sp.csr_matrix((rank, Y.indices, Y.indptr), Y.shape), top, wrong)
 
 
 def assignment_objective(alpha: Floats, pairs: Pairs, k: int) -> tuple[float, Floats]:

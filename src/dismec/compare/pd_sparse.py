@@ -76,13 +76,7 @@ class PDSparse:
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedPDSparse:
-        """Train on the rows of X and their labels Y.
-
-        Raises
-        ------
-        DataError
-            If features × labels arrays would take more than `max_bytes`.
-        """
+        """Train on the rows of X and their labels Y; raise `DataError` beyond `max_bytes`."""
         if Y.shape[1] < _FEW_LABELS:
             params = settled(self, C=10.0, l1=1.0, refit_epochs=0)
         else:

@@ -47,7 +47,7 @@ class Duplicates:
 
     def __init__(self) -> None:
         self._hashes: list[_Hashes] = []
-        self._known = np.empty(0, np.uint64)  # sorted
+        self._known = np.empty(0, np.uint64)
         self._beginnings: dict[int, str] = {}
 
     def add(self, texts: Sequence[str]) -> None:
@@ -57,17 +57,15 @@ class Duplicates:
             (_hash(text.encode()) if text else 0 for text in plain), np.uint64, len(plain)
         )
         distinct, first, times = np.unique(hashes, return_index=True, return_counts=True)
-        place = np.searchsorted(self._known, distinct)
-        is_known = np.append(self._known, np.uint64(0))[place] == distinct
-        for i in np.flatnonzero((times > 1) | is_known).tolist():
+        is_repeated = (times > 1) | np.isin(distinct, self._known)
+        for i in np.flatnonzero(is_repeated).tolist():
             if distinct[i] and len(self._beginnings) < _MOST_BEGINNINGS:
                 text = plain[first[i]]
                 self._beginnings[int(distinct[i])] = text[:_BEGINNING] + "…" * (
                     len(text) > _BEGINNING
                 )
         self._hashes.append(hashes)
-        # Two sorted runs: sorting merges them.
-        self._known = np.sort(np.concatenate([self._known, distinct[~is_known]]), kind="stable")
+        self._known = np.union1d(self._known, distinct)
 
     def facts(self, Y: sp.csr_array) -> dict[str, Any]:
         """Like `describe_duplicates`, with the beginning of each text."""

@@ -54,27 +54,16 @@ _Ints = npt.NDArray[np.int64]
 
 
 def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Describe the labels of rows, by name.
+    """Describe the labels of rows (Y: n_rows × n_labels, every stored entry is 1), by name.
 
     Without names, labels are given by number, and only labels that occur in some row are described:
     a header may declare any number of others.
 
-    Parameters
-    ----------
-    Y
-        Indicator matrix of the labels, n_rows × n_labels: every stored entry is 1.
-    names
-        One name per label.
-
-    Returns
-    -------
-    dict
-        "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
-        "examples"; "similar names" (only with names), groups with the same words and pairs one
-        edit apart; "labels with the same rows", with at least 2 rows; "labels that occur together":
-        "pairs" by decreasing Jaccard index, and labels that "always" occur with another one, among
-        the most frequent labels, whose number is "of labels"; and "all labels", one list per
-        column, the most frequent first.
+    "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with "examples";
+    "similar names" (only with names), groups with the same words and pairs one edit apart; "labels
+    with the same rows", with at least 2 rows; "labels that occur together": "pairs" by decreasing
+    Jaccard index, and labels that "always" occur with another one, among the most frequent labels,
+    whose number is "of labels"; and "all labels", one list per column, the most frequent first.
     """
     if names is None:
         Y, labels = without_unused(Y)
