@@ -368,6 +368,7 @@ def main(systems: Mapping[str, System]) -> None:
             report = _report(run(work), X_test, work)
         installed = packages_distributions().get(module, [package])[0]
         send(report | {"version": f"{installed} {version(installed)}"})
+        os._exit(0)  # some libraries hang or crash at the end of a process
     except UnfitError as error:
         send({"error": str(error)})
     except MemoryError:
