@@ -431,6 +431,13 @@ def test_systems_are_run_in_the_order_of_tables():
     assert check_systems(["xr-linear"], tuned=True) == ["xr-linear", "xr-linear-tuned"]
 
 
+def test_every_system_can_be_run():
+    from dismec.compare.ours import OURS
+    from dismec.compare.worker import PEERS
+
+    assert {*comparison._KNOWN} == {*OURS, *PEERS}
+
+
 def test_features_only_in_test_data_do_no_harm(pair, tmp_path):
     wide = pair.test._replace(X=sp.hstack([pair.test.X, sp.csr_array((200, 7))]).tocsr())
     found = Comparison(tmp_path).run(Pair(pair.train, wide), ["dismec"])

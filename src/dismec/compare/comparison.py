@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.compare.ours import OURS
 from dismec.compare.process import run_system
 from dismec.compare.worker import PEERS, K
 from dismec.cpu import kernels
@@ -51,7 +50,22 @@ __all__ = [
 ]
 
 # In the order of the tables: ours, the paper's, current peers; tuned systems run only if asked for.
-_KNOWN = (*OURS, *PEERS)
+_KNOWN = (
+    "dismec",
+    "dismec-tuned",
+    "dismec-refined",
+    "dismec-calibrated",
+    "dismec-auto",
+    "dismec-l1",
+    "fastxml",
+    "sleec",
+    "leml",
+    "robustxml",
+    "lpsr-nb",
+    "lpsr-ovr",
+    "pd-sparse",
+    *PEERS,
+)
 SYSTEMS = tuple(name for name in _KNOWN if not name.endswith("-tuned"))
 DEPTHS = (1, 3, 5)
 _METRICS = tuple(f"{metric}@{k}" for metric in ("P", "nDCG", "PSP") for k in DEPTHS)
