@@ -198,10 +198,12 @@ class TestProcess:
             f"run_system('dismec-l1', Path({str(tmp_path)!r}), threads=1)\n"
         )
         with subprocess.Popen([sys.executable, "-c", code]) as parent:
-            time.sleep(3)
-            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text()
+            children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+            while not children.read_text():
+                time.sleep(0.1)
+            time.sleep(2)
+            [child] = map(int, children.read_text().split())
             parent.kill()
-        [child] = map(int, children.split())
         assert has_ended(child)
 
     def test_an_error_in_a_system_is_one_line(self, rows):
