@@ -362,7 +362,7 @@ def silence_dask() -> None:
     """Silence Dask's own messages."""
     import logging
 
-    from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
+    from dismec.cluster import client  # noqa: F401  sets the levels of Dask's loggers
 
     def is_shown(record: logging.LogRecord) -> bool:
         # Dask stops waiting for a dead worker in this way.
