@@ -353,8 +353,7 @@ def test_a_server_answers_as_the_library(data, path, tmp_path):
 
 @pytest.mark.cluster
 def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
-    from dismec.cluster.connection import Cluster
-    from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+    from dismec.cluster.prediction import ClusterModel
 
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -363,11 +362,8 @@ def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
         address, directory = str(processes.file), tmp_path / "model"
         train(*data[:2], directory, REFINE, cluster=address)
         assert arrays_of(directory) == arrays_of(path)
-        with (
-            Cluster.connect(address) as cluster,
-            ClusterPredictor(cluster, directory) as predictor,
-        ):
-            there, here = ClusterModel(predictor), open_model(path)
+        here = open_model(path)
+        with ClusterModel(directory, address) as there:
             found, expected = (m.predict_topk(data[2], 4) for m in (there, here))
             for one, other in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(one, other)

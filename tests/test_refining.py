@@ -284,8 +284,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
 
 @pytest.mark.cluster
 def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
-    from dismec.cluster.connection import Cluster
-    from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+    from dismec.cluster.prediction import ClusterModel
 
     names = [f"label {i}" for i in range(data[1].shape[1])]
     with Processes(tmp_path / "dask") as processes:
@@ -299,11 +298,8 @@ def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
         for files in (found, expected):
             del files["manifest.json"]
         assert found == expected
-        with (
-            Cluster.connect(address) as cluster,
-            ClusterPredictor(cluster, directory) as predictor,
-        ):
-            there, here = ClusterModel(predictor), open_model(path)
+        here = open_model(path)
+        with ClusterModel(directory, address) as there:
             for rank in ("score", "probability"):
                 for one, other in zip(
                     there.predict_topk(data[2], 4, rank=rank),

@@ -26,7 +26,6 @@ __all__ = [
     "Cluster",
     "SchedulerLost",
     "Tasks",
-    "kills_workers",
     "own_version",
     "scratch_directory",
     "this_worker",
@@ -50,13 +49,10 @@ class Cluster(AbstractContextManager["Cluster"]):
     `client` is the Dask client; another one after `reconnect`.
     """
 
-    def __init__(
-        self, client: distributed.Client, where: str | None, patience: float, security: Any = None
-    ) -> None:
+    def __init__(self, client: distributed.Client, where: str | None, patience: float) -> None:
         self.client = client
         self.patience = patience
         self._where = where  # to reconnect; None for a client that is not ours
-        self._security = security
         self._workers: dict[str, int] = {}
         self._looked = 0.0
         self._last_seen = time.monotonic()
@@ -71,24 +67,24 @@ class Cluster(AbstractContextManager["Cluster"]):
         ----------
         where
             An address such as ``tcp://host:8786``, the path of a scheduler file, a client, which
-            stays open at the end, or a cluster, which is returned unchanged. In a coroutine of an
-            asynchronous client, whose event loop is blocked meanwhile, the cluster opens its own
-            connection to the same scheduler.
+            stays open at the end, or a cluster, which is returned unchanged.
         patience
             Seconds to wait for a scheduler or a worker if there is none, now and later.
 
         Raises
         ------
         ClusterError
-            If there is no scheduler, or it runs in the event loop that this call blocks.
+            If there is no scheduler, or this is a coroutine of an asynchronous client.
         """
         if isinstance(where, Cluster):
             return where
         if isinstance(where, distributed.Client):
-            if not where.asynchronous:
-                return cls(where, None, patience)
-            address, security = _scheduler_of(where), where.security
-            return cls(_new_client(address, patience, security), address, patience, security)
+            if where.asynchronous:
+                raise ClusterError(
+                    "this would block the event loop of the client: call the function in a "
+                    "thread, as in await asyncio.to_thread(train, ...)"
+                )
+            return cls(where, None, patience)
         return cls(_new_client(os.fspath(where), patience), os.fspath(where), patience)
 
     def __exit__(self, *error: object) -> None:
@@ -112,7 +108,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         begin = time.monotonic()
         if self._where is not None:
             self.client.close(timeout=1)
-            self.client = _new_client(self._where, self.patience, self._security)
+            self.client = _new_client(self._where, self.patience)
         while self.client.status != "running":  # Dask reconnects a caller's client
             waited = time.monotonic() - begin
             if waited > self.patience or self.client.status == "closed":
@@ -201,6 +197,11 @@ class Tasks:
         if future.status != "error":
             return result
         error = result[1]
+        if isinstance(error, distributed.KilledWorker):
+            return ClusterError(
+                "several workers have died while running the same task, perhaps out of memory: "
+                "give them more memory or fewer threads"
+            )
         if "deserialization of the task graph" in str(error):
             return ClusterError(
                 "the scheduler cannot import dismec: install the same version as on this machine"
@@ -228,12 +229,7 @@ def worker_client() -> distributed.Client:
     return distributed.get_client()
 
 
-def kills_workers(error: Exception) -> bool:
-    """Return whether Dask gave up a task because too many workers died while running it."""
-    return isinstance(error, distributed.KilledWorker)
-
-
-def _new_client(where: str, patience: float, security: Any = None) -> distributed.Client:
+def _new_client(where: str, patience: float) -> distributed.Client:
     """Connect to a scheduler, given its address or a scheduler file; wait until it answers.
 
     The client runs in its own thread. Raise `ClusterError` if no scheduler answers for `patience`
@@ -245,14 +241,12 @@ def _new_client(where: str, patience: float, security: Any = None) -> distribute
         try:
             left = patience - (time.monotonic() - begin)
             address = _address(where)
-            keys = security or distributed.Security()
-            if address.startswith("tls://") and keys.tls_ca_file is None:
+            if address.startswith("tls://") and distributed.Security().tls_ca_file is None:
                 raise ClusterError(f"{where}: TLS is not configured (distributed.comm.tls of Dask)")
             return distributed.Client(
                 address,
                 timeout=max(min(left, _CONNECT_SECONDS), 1.0),
                 set_as_default=False,
-                security=security,
                 asynchronous=False,
             )
         except OSError:
@@ -264,26 +258,6 @@ def _new_client(where: str, patience: float, security: Any = None) -> distribute
                 _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
                 warned = True
             time.sleep(0.2)
-
-
-def _scheduler_of(client: distributed.Client) -> str:
-    """Return the scheduler address of an asynchronous client, for a second connection.
-
-    The caller is a coroutine in the event loop of the client, and blocks this loop while it waits.
-    The client itself is therefore of no use, and a scheduler that runs in the same loop cannot
-    answer either: this raises `ClusterError`, and so does a client that is not connected.
-    """
-    scheduler = getattr(client.cluster, "scheduler", None)
-    if isinstance(scheduler, distributed.Scheduler) and (
-        scheduler.loop.asyncio_loop is client.loop.asyncio_loop
-    ):
-        raise ClusterError(
-            "the scheduler runs in the event loop of this coroutine, which would block it: "
-            "call the function in a thread, as in await asyncio.to_thread(train, ...)"
-        )
-    if client.scheduler is None or client.status != "running":
-        raise ClusterError("the client is not connected: await it first, or use async with")
-    return str(client.scheduler.address)
 
 
 def _address(where: str) -> str:

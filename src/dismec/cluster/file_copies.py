@@ -1,9 +1,9 @@
 """A file of the client or of a worker → the same file on other workers, once per machine.
 
-A worker reads a file at the client's path if it can, or else from the copy of its machine. If there
-is none, it fetches one from a worker that has the file. If it does not know of one, it raises
-`NeedsFile`, and the client sends the file to that worker (`send`). A copy is removed when the
-object that owns it is released on the worker, as by the end of the client.
+A worker reads a file at its path if it can, or else from the copy of its machine. If there is none,
+it fetches one from `home`, a worker that has the file. If it knows of none, it raises `NeedsFile`,
+and the client sends the file to that worker (`send`). A copy is removed when the object that owns
+it is released on the worker, as by the end of the client.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple, TypeVar
@@ -22,121 +22,98 @@ from dismec.cluster.client import Cluster, scratch_directory, this_worker, worke
 from dismec.errors import ClusterError, DismecError, ModelError
 from dismec.model.directory import locked
 
-__all__ = [
-    "FileSpec",
-    "Home",
-    "LocalCopy",
-    "NeedsFile",
-    "copy_path",
-    "open_file",
-    "report_full_disk",
-    "send",
-]
+__all__ = ["FileSpec", "LocalCopy", "NeedsFile", "open_file", "report_full_disk", "send"]
 
 _PIECE = 8_000_000  # bytes per message; Dask warns above 10 MB
 _PIECE_SECONDS = 60.0  # after which a worker that does not take a piece counts as gone
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 
 
 class FileSpec(NamedTuple):
-    """A file that workers need: where the client has it, and its content."""
+    """A file that workers need."""
 
-    path: str
+    path: str  # on the client, or on the worker that has it
     size: int
     digest: str  # identifies the content
-
-
-class Home(NamedTuple):
-    """A worker that has a file, and its path there."""
-
-    worker: str
-    path: str
 
 
 class NeedsFile(ClusterError):  # noqa: N818  named after the need
     """A worker cannot read a file, and cannot fetch it from `home`."""
 
-    def __init__(self, worker: str, home: Home | None) -> None:
+    def __init__(self, worker: str, home: str | None) -> None:
         super().__init__(f"worker {worker} cannot read the file")
-        self.args = worker, home
-        self.worker, self.home = worker, home
+        self.args = self.worker, self.home = worker, home
 
 
 class LocalCopy:
-    """A copy of a file on a worker, in a folder that is removed with this object."""
+    """A copy of a file on a worker, in a folder of its own that is removed with this object."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        weakref.finalize(self, rmtree, Path(path).parent, ignore_errors=True)
+    def __init__(self, digest: str) -> None:
+        self.path = _copy_path(digest)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        weakref.finalize(self, rmtree, self.path.parent, ignore_errors=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (self.path,)  # what moves to another worker is only the name
+    def __sizeof__(self) -> int:
+        return 1 << 50  # for Dask: it cannot be moved to another worker
 
 
-def copy_path(digest: str) -> Path:
-    """On a worker: return where the copy of its machine is, in a folder that exists."""
-    folder = scratch_directory() / f"dismec-{digest[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "copy"
+def _copy_path(digest: str) -> Path:
+    """Return where the copy of this machine is."""
+    return scratch_directory() / f"dismec-{digest[:16]}" / "copy"
 
 
 def open_file(
-    file: FileSpec, load: Callable[[Path], T], home: Home | None = None
+    file: FileSpec, load: Callable[[Path], T], home: str | None
 ) -> tuple[T, LocalCopy | None]:
     """On a worker: return what `load` returns for a file, and its copy if this call made it.
 
-    `load` checks the content, and raises if it is not that of the file.
-
-    Raises
-    ------
-    NeedsFile
-        If this worker cannot read the file, and cannot fetch it.
-    ClusterError
-        If the disk is full.
+    `load` checks the content, and raises if it is not that of the file. Raises `NeedsFile` if this
+    worker cannot read the file and cannot fetch it, and `ClusterError` if the disk is full.
     """
-    for path in (Path(file.path), scratch_directory() / f"dismec-{file.digest[:16]}" / "copy"):
-        with suppress(OSError, DismecError):
-            if path.stat().st_size == file.size:
-                return load(path), None
+    path = Path(file.path)
+    with suppress(OSError, DismecError):
+        if path.stat().st_size == file.size:
+            return load(path), None
+    copy = _copy_path(file.digest)
+    with suppress(OSError):
+        if copy.stat().st_size == file.size:
+            return load(copy), None
     if home is None:
         raise NeedsFile(this_worker(), None)
-    copy = copy_path(file.digest)
+    copy.parent.mkdir(parents=True, exist_ok=True)
     with _only_process(copy.parent):
-        if copy.exists() and copy.stat().st_size == file.size:
+        if copy.exists():
             return load(copy), None
         part = copy.with_suffix(".part")
         with report_full_disk(part), part.open("wb") as target:
             for offset in range(0, file.size, _PIECE):
-                target.write(_fetch(home, offset))
-        loaded = load(part)
+                target.write(_fetch(file, offset, home))
         part.replace(copy)
-        return loaded, LocalCopy(str(copy))
+        return load(copy), LocalCopy(file.digest)
 
 
-def send(cluster: Cluster, file: FileSpec, worker: str) -> tuple[Home, Any] | None:
-    """Send a file of this machine to a worker; return its home, or None if the worker is lost.
+def send(cluster: Cluster, file: FileSpec, worker: str) -> Any:
+    """Send a file of this machine to a worker, which keeps it as long as the result is kept.
 
-    The worker keeps the file as long as the caller keeps the second value.
+    Returns None if the worker does not take it.
     """
     where = {"workers": [worker], "allow_other_workers": False, "pure": False, "priority": 1}
     try:
+        kept = cluster.client.submit(LocalCopy, file.digest, **where)
         with Path(file.path).open("rb") as source:
             while piece := source.read(_PIECE):
                 offset = source.tell() - len(piece)
-                written = cluster.client.submit(_write_piece, file, offset, piece, **where)
+                written = cluster.client.submit(_write, kept, offset, piece, **where)
                 written.result(timeout=_PIECE_SECONDS)
-        kept = cluster.client.submit(_keep_copy, file, **where)
-        path = cluster.client.submit(_path_of, kept, **where)
-        return Home(worker, path.result(timeout=_PIECE_SECONDS)), kept
+        cluster.client.submit(_complete, kept, **where).result(timeout=_PIECE_SECONDS)
     except TimeoutError:
         return None
+    return kept
 
 
-def _write_piece(file: FileSpec, offset: int, piece: bytes) -> None:
-    """Store a piece of a file on this worker."""
-    part = copy_path(file.digest).with_suffix(".part")
+def _write(copy: LocalCopy, offset: int, piece: bytes) -> None:
+    part = copy.path.with_suffix(".part")
     with report_full_disk(part):
         handle = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(handle, "wb") as target:
@@ -144,46 +121,43 @@ def _write_piece(file: FileSpec, offset: int, piece: bytes) -> None:
             target.write(piece)
 
 
-def _keep_copy(file: FileSpec) -> LocalCopy:
-    """Make the pieces on this worker the copy of its machine."""
-    copy = copy_path(file.digest)
-    copy.with_suffix(".part").replace(copy)
-    return LocalCopy(str(copy))
+def _complete(copy: LocalCopy) -> None:
+    copy.path.with_suffix(".part").replace(copy.path)
 
 
-def _path_of(copy: LocalCopy) -> str:
-    return copy.path
-
-
-def _fetch(home: Home, offset: int) -> bytes:
+def _fetch(file: FileSpec, offset: int, home: str) -> bytes:
     """Return a piece of a file that another worker has.
 
     That worker answers outside of its task threads, which may be busy for long.
     """
     try:
-        found = worker_client().run(_read_piece, home.path, offset, workers=[home.worker])
-        return bytes(found[home.worker])
+        return bytes(worker_client().run(_read, file, offset, workers=[home])[home])
     except (OSError, LookupError, ValueError, RuntimeError):
         raise NeedsFile(this_worker(), home) from None
 
 
-def _read_piece(path: str, offset: int) -> bytes:
-    with Path(path).open("rb") as file:
-        file.seek(offset)
-        return file.read(_PIECE)
+def _read(file: FileSpec, offset: int) -> bytes:
+    for path in (_copy_path(file.digest), Path(file.path)):
+        with suppress(FileNotFoundError), path.open("rb") as source:
+            source.seek(offset)
+            return source.read(_PIECE)
+    raise FileNotFoundError(file.path)
 
 
 @contextmanager
 def _only_process(folder: Path) -> Iterator[None]:
     """Wait until no other process of this machine fills the folder."""
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(folder))
-                break
-            except ModelError:
-                time.sleep(0.1)
+    while True:
+        lock = locked(folder)
+        try:
+            lock.__enter__()
+            break
+        except ModelError:
+            time.sleep(0.1)
+    try:
         yield
+    finally:
+        lock.__exit__(None, None, None)
 
 
 @contextmanager
@@ -192,7 +166,7 @@ def report_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         with suppress(OSError):
             path.unlink()

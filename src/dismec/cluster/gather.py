@@ -6,21 +6,21 @@ Other machines fetch the file from that worker (`cluster.file_copies`).
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
-from dismec.cluster.client import Cluster, Tasks
-from dismec.cluster.file_copies import LocalCopy, copy_path, report_full_disk
+from dismec.cluster.client import Cluster, Tasks, this_worker
+from dismec.cluster.file_copies import LocalCopy, report_full_disk
 from dismec.cluster.remote_data import DataFacts, PlacedData, as_parts, is_collection, is_path
 from dismec.data.binary import XmcWriter
 from dismec.data.dataset import load_data
@@ -28,17 +28,14 @@ from dismec.data.formats import detect
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.mixed import mixed_rows
 from dismec.data.training_file import TrainingData
-from dismec.errors import ClusterError, DataError
+from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.partition import EqualLabels
 
 __all__ = ["gathered"]
 
-_ATTEMPTS = 3  # workers that may die while gathering the data
 _AHEAD = 4  # blocks computed while one is appended
 _ROWS = "rows"  # the kind of a block whose rows include their labels
-
-_log = logging.getLogger("dismec")
 
 
 @contextmanager
@@ -67,85 +64,46 @@ def gathered(
     """
     if is_path(X) and Y is not None:
         raise DataError("X is the path of a file, which includes the labels: Y must be None")
-    blocks = None if is_path(X) else _blocks_of(X, Y)
+    kinds, blocks = ((), []) if is_path(X) else _blocks_of(X, Y)
     cluster.check_workers()
-    for _ in range(_ATTEMPTS):
-        try:
-            if blocks is None:
-                home, kept = _of_file(cluster, os.fspath(X))
-            else:
-                home, kept = _of_blocks(cluster, *blocks, n_labels)
-            there = _Worker(cluster, home)
-            facts, path = there.result(there.submit(_facts_of, kept, transform))
-            break
-        except _WorkerGone as error:
-            _log.warning("%s; gathering the data again", error)
+    home = _reader(cluster, os.fspath(X)) if is_path(X) else next(iter(cluster.workers()))
+    # If this worker dies, Dask repeats everything on another one.
+    submit = partial(cluster.client.submit, workers=[home], allow_other_workers=True, pure=False)
+    if is_path(X):
+        file = submit(_read_file, secrets.token_hex(8), os.fspath(X))
     else:
-        raise ClusterError(
-            f"{_ATTEMPTS} workers have died while gathering the data, perhaps out of memory: give "
-            "them more memory, or make the blocks smaller"
-        )
-    yield PlacedData(facts, home, path)
-    del kept  # the worker removes its copy
+        file = submit(_GrowingFile, secrets.token_hex(8), kinds)
+        left = iter(blocks)
+        ahead: deque[list[Any]] = deque()
+        for _ in blocks:
+            while len(ahead) <= _AHEAD and (block := next(left, None)) is not None:
+                ahead.append(list(cluster.client.compute(list(block))))
+            file = submit(_append, file, *ahead.popleft())
+            _outcome(cluster, file)
+        file = submit(_finish, file, n_labels)
+    facts = submit(_facts_of, file, transform)
+    _outcome(cluster, facts)
+    yield PlacedData(*facts.result())
+    del file  # the worker removes its copy
 
 
-class _WorkerGone(ClusterError):  # noqa: N818  named after the event
-    """The worker that writes the file is gone."""
+def _outcome(cluster: Cluster, future: Any) -> None:
+    """Wait for a task, and raise its error."""
+    tasks = Tasks(cluster)
+    tasks.add(future)
+    while not (done := tasks.finished()):
+        pass
+    if isinstance(done[0][1], Exception):
+        raise done[0][1]
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """A worker that keeps a file: its tasks cannot move to another one."""
-
-    cluster: Cluster
-    address: str
-
-    def submit(self, function: Any, *args: Any) -> Any:
-        how = {"workers": [self.address], "allow_other_workers": False, "pure": False}
-        return self.cluster.client.submit(function, *args, **how)
-
-    def wait(self, future: Any) -> Any:
-        """Return a future once it is done; raise its error, or `_WorkerGone`."""
-        tasks = Tasks(self.cluster)
-        tasks.add(future)
-        while not (done := tasks.finished()):
-            if self.address not in self.cluster.workers():
-                raise _WorkerGone(f"worker {self.address} is gone")
-        if isinstance(done[0][1], Exception):
-            raise done[0][1]
-        return future
-
-    def result(self, future: Any) -> Any:
-        return self.wait(future).result()
-
-
-def _of_file(cluster: Cluster, path: str) -> tuple[str, Any]:
-    """Return a worker that can read a file, and a future of the file there as ``.xmc``."""
-    found = cluster.client.run(_sees, path, on_error="return")
-    home = next((worker for worker, sees in found.items() if sees is True), None)
-    if home is None:
+def _reader(cluster: Cluster, path: str) -> str:
+    """Return a worker that can read a file."""
+    found = cluster.client.run(os.path.isfile, path, on_error="return")
+    reader = next((worker for worker, sees in found.items() if sees is True), None)
+    if reader is None:
         raise DataError(f"{path}: no worker of the cluster can read this file")
-    there = _Worker(cluster, home)
-    return home, there.wait(there.submit(_read, path))
-
-
-def _of_blocks(
-    cluster: Cluster,
-    kinds: tuple[str, ...],
-    blocks: list[tuple[Any, ...]],
-    n_labels: int | None,
-) -> tuple[str, Any]:
-    """Return a worker, and a future of the file that it has written; see `_blocks_of`."""
-    home = next(iter(cluster.workers()))
-    there = _Worker(cluster, home)
-    growing = there.submit(_GrowingFile, secrets.token_hex(8), kinds)
-    left = iter(blocks)
-    ahead: deque[list[Any]] = deque()
-    for _ in blocks:
-        while len(ahead) <= _AHEAD and (block := next(left, None)) is not None:
-            ahead.append(list(cluster.client.compute(list(block))))
-        growing = there.wait(there.submit(_append, growing, *ahead.popleft()))
-    return home, there.wait(there.submit(_finish, growing, n_labels))
+    return str(reader)
 
 
 def _blocks_of(X: Any, Y: Any) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -189,12 +147,12 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
 # On the worker that writes the file ---------------------------------------------------------------
 
 
-class _GrowingFile:
+class _GrowingFile(LocalCopy):
     """A data file that blocks are appended to; their parts are X, E and Y, or rows."""
 
     def __init__(self, name: str, kinds: tuple[str, ...]) -> None:
-
-        self.path, self._kinds = copy_path(name), kinds
+        super().__init__(name)
+        self._kinds = kinds
         self._writer: XmcWriter | None = None
         self._n_labels: int | None = None  # None if the largest label determines it
         self._n_blocks = 0
@@ -234,29 +192,24 @@ def _append(file: _GrowingFile, *parts: Any) -> _GrowingFile:
 def _finish(file: _GrowingFile, n_labels: int | None) -> LocalCopy:
     with report_full_disk(file.path):
         file.finish(n_labels)
-    return LocalCopy(str(file.path))
+    return file
 
 
-def _sees(path: str) -> bool:
-    """Return whether this worker can access a file."""
-    return Path(path).is_file()
-
-
-def _read(path: str) -> tuple[str | LocalCopy, list[str] | None]:
+def _read_file(name: str, path: str) -> tuple[str | LocalCopy, list[str] | None]:
     """Return a file that this worker can read, or a copy of its data as ``.xmc``; and its names."""
     with detect(path) as data:
         if data.kind == "xmc":
             return path, load_data(path).names
         dataset = load_data(data)
-    copy = copy_path(secrets.token_hex(8))
-    with report_full_disk(copy):
-        TrainingData(dataset.X, dataset.Y).save(copy)
-    return LocalCopy(str(copy)), dataset.names
+    copy = LocalCopy(name)
+    with report_full_disk(copy.path):
+        TrainingData(dataset.X, dataset.Y).save(copy.path)
+    return copy, dataset.names
 
 
-def _facts_of(kept: Any, transform: Mapping[str, Any]) -> tuple[DataFacts, str]:
-    """Return the facts of a file and its path."""
-    file, names = kept if isinstance(kept, tuple) else (kept, None)
+def _facts_of(found: Any, transform: Mapping[str, Any]) -> tuple[DataFacts, str, str]:
+    """Return the facts of a file, this worker, and the path."""
+    file, names = found if isinstance(found, tuple) else (found, None)
     path = Path(file if isinstance(file, str) else file.path)
     data = TrainingData.map(path)
     by_label = sp.csc_array(data.Y)
@@ -271,7 +224,7 @@ def _facts_of(kept: Any, transform: Mapping[str, Any]) -> tuple[DataFacts, str]:
         equal.groups,
         names,
     )
-    return facts, str(path)
+    return facts, this_worker(), str(path)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cluster import shard_queries
-from dismec.cluster.client import Cluster, SchedulerLost, Tasks, kills_workers
-from dismec.cluster.file_copies import Home, NeedsFile, send
+from dismec.cluster.client import Cluster, SchedulerLost, Tasks
+from dismec.cluster.file_copies import NeedsFile, send
 from dismec.cluster.shard_queries import Rescaling, ShardFile
 from dismec.data.counts import check_k
 from dismec.data.matrices import Rows
@@ -123,7 +123,7 @@ class _RemoteShards:
         self.n_labels = n_labels
         self.bytes_sent = 0
         self._held: dict[tuple[int, str], Any] = {}  # futures, by shard and worker
-        self._homes: dict[int, tuple[Home, Any]] = {}  # workers that were sent a shard
+        self._homes: dict[int, tuple[str, Any]] = {}  # workers that were sent a shard
         self._turn = 0
 
     def release(self) -> None:
@@ -223,10 +223,6 @@ class _RemoteShards:
 
     def _recover(self, number: int, error: Exception) -> None:
         """Send a worker a shard that it cannot read; raise other errors."""
-        if kills_workers(error):
-            raise ClusterError(
-                "several workers have died while scoring rows, perhaps out of memory"
-            )
         if not isinstance(error, NeedsFile):
             raise error
         for key in [key for key in self._held if key[0] == number]:
@@ -237,9 +233,9 @@ class _RemoteShards:
         self._homes.pop(number, None)
         file = self.files[number]
         file.read()  # raises an error if it is missing or altered
-        sent = send(self.cluster, file.spec, error.worker)
-        if sent is not None:
-            self._homes[number] = sent
+        kept = send(self.cluster, file.spec, error.worker)
+        if kept is not None:
+            self._homes[number] = error.worker, kept
             self.bytes_sent += file.receipt.bytes
 
 

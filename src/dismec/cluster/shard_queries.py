@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.file_copies import FileSpec, Home, LocalCopy, open_file
+from dismec.cluster.file_copies import FileSpec, LocalCopy, open_file
 from dismec.data.matrices import Rows
 from dismec.model import weight_files
 from dismec.model.allowed import Allowed
@@ -108,7 +108,7 @@ class HeldShard:
         return view.native
 
 
-def load_shard(file: ShardFile, home: Home | None = None) -> HeldShard:
+def load_shard(file: ShardFile, home: str | None) -> HeldShard:
     """Map a shard and compare it with its SHA-256; `home` and errors as in `open_file`."""
     shard, copy = open_file(file.spec, file.read, home)
     return HeldShard(shard, file, copy)

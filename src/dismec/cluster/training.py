@@ -10,29 +10,47 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.client import Cluster, SchedulerLost, Tasks, kills_workers, own_version
-from dismec.cluster.file_copies import FileSpec, Home, NeedsFile, send
+from dismec.cluster.client import (
+    Cluster,
+    SchedulerLost,
+    Tasks,
+    own_version,
+    scratch_directory,
+    this_worker,
+)
+from dismec.cluster.file_copies import (
+    FileSpec,
+    LocalCopy,
+    NeedsFile,
+    open_file,
+    report_full_disk,
+    send,
+)
 from dismec.cluster.remote_data import PlacedData
-from dismec.cluster.training_worker import Run, Solved, solve_block
 from dismec.data.counts import counted
-from dismec.errors import ClusterError
+from dismec.data.training_file import TrainingData
+from dismec.errors import ClusterError, DataError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
 from dismec.solve.partition import BlockCutter
-from dismec.solve.problem import SolverParams
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import solve_blocks
 
 __all__ = ["BLOCKS_PER_THREAD", "ClusterJob", "Report", "block_count", "solve_on_cluster"]
 
@@ -133,6 +151,97 @@ def solve_on_cluster(
         run.end()
 
 
+class Run:
+    """A training run: everything that solving its blocks needs.
+
+    Blocks are written to `folder` if this process can: a folder with a random name for this run
+    alone, in the model directory. Once it is gone, no process writes blocks of the run anymore.
+    """
+
+    def __init__(
+        self, folder: str, data: FileSpec, params: SolverParams, transform: Transform
+    ) -> None:
+        self.folder, self.data, self.params, self.transform = folder, data, params, transform
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._problem: Problem | None = None
+        self._copy: LocalCopy | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.folder, self.data, self.params, self.transform
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.folder, self.data, self.params, self.transform = state
+        self._begin()
+
+    def problem(self, home: str | None) -> Problem:
+        """Return the problem of this process; `home` and errors as in `open_file`."""
+        with self._lock:
+            if self._problem is None:
+                rows, self._copy = open_file(self.data, self._load, home)
+                costs = self.params.weighting.factors
+                self._problem = Problem(
+                    rows.X, rows.Y, self.transform, rows.weights, costs, rows.pairs
+                )
+                self._problem.equal_labels  # noqa: B018  before there are threads
+            return self._problem
+
+    def _load(self, path: Path) -> TrainingData:
+        rows = TrainingData.map(path)
+        if rows.fingerprint != self.data.digest:
+            raise DataError(f"{path}: not the data of this training")
+        return rows
+
+
+class Solved(NamedTuple):
+    """A solved block: its receipt, and the folder or the content of its file."""
+
+    receipt: BlockReceipt
+    file: str | bytes
+    worker: str
+    seconds: float  # that the task took, including the preparation of the problem
+
+
+def solve_block(
+    number: int,
+    labels: npt.NDArray[np.int64],
+    *,
+    run: Run,
+    software: str,
+    home: str | None,
+) -> Solved:
+    """On a worker: solve a block with one thread, and write its file.
+
+    `software` is the client's version of dismec, and `home` a worker to fetch the data from. Raises
+    `ClusterError` if versions differ or a disk is full, and `NeedsFile`.
+    """
+    begin = time.monotonic()
+    if software != own_version():
+        raise ClusterError(f"the client has dismec {software}, a worker {own_version()}")
+    problem = run.problem(home)
+
+    try:
+        with report_full_disk(Path(run.folder)):
+            folder = mkdtemp(dir=run.folder)  # another worker may be solving the same block
+    except OSError:  # not shared with the client
+        folder = None
+    scratch = TemporaryDirectory(prefix="dismec-", dir=scratch_directory())
+    with scratch as own, report_full_disk(Path(folder or own)):
+        into = Path(folder or own)
+        solving = solve_blocks(
+            problem,
+            run.params,
+            {number: labels},
+            partial(weight_files.write_block, into),
+            threads=1,
+        )
+        (receipt,) = solving
+        file = folder or (into / receipt.file).read_bytes()
+    return Solved(receipt, file, this_worker(), time.monotonic() - begin)
+
+
 class _Block(NamedTuple):
     number: int
     labels: _BlockLabels
@@ -158,7 +267,7 @@ class _ClusterRun:
         self._cluster = cluster
         self._job = job
         self._file = job.file
-        self._home = Home(job.placed.home, job.placed.path) if job.placed else None
+        self._home = job.placed.home if job.placed else None
         self._copy: Any = None  # keeps the data that were sent there
         self._folder = make_run_folder(job.directory.resolve())
         self._begin = time.monotonic()
@@ -274,11 +383,6 @@ class _ClusterRun:
                 self._send_data(error.worker)
             self._submit([block])
             return
-        if kills_workers(error):
-            raise ClusterError(
-                f"several workers have died while solving block {block.number}, perhaps out of "
-                "memory: give them more memory or fewer threads; finished blocks are kept"
-            )
         for worker, software in self._cluster.other_versions().items():
             if worker not in self._refused:
                 self._refused.add(worker)
@@ -301,9 +405,9 @@ class _ClusterRun:
                 "no worker has the data anymore; run the same command again: finished blocks are "
                 "kept"
             )
-        sent = send(self._cluster, self._file, worker)
-        if sent is not None:
-            self._home, self._copy = sent
+        self._copy = send(self._cluster, self._file, worker)
+        if self._copy is not None:
+            self._home = worker
             self.report.sent += self._file.size
 
     def _repeat_late(self) -> None:
