@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -107,9 +106,7 @@ def test_command_line_trains_on_a_cluster(tmp_path, shared, problem_file, refere
         command(problem_file, shared.file), cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert weight_files(tmp_path / "model") == reference
-    (idle,) = re.findall(r"blocks? on 2 workers.*?, idle ([0-9.]+) %", ran.stderr)
-    assert 0 < float(idle) < 100
-    assert " 0.0 MB of data sent, 0.0 MB of blocks" in ran.stderr
+    assert "blocks on 2 workers; 0.0 MB of data sent, 0.0 MB of blocks received" in ran.stderr
     assert "150 of 150 labels" in ran.stderr
 
 
@@ -199,12 +196,12 @@ def test_rows_are_sent_once_and_weights_come_back_if_nothing_is_shared(
         copies = set()
 
         def look(done, total):
-            copies.update(tmp_path.glob("127*/**/copy"))
+            copies.update(tmp_path.glob("127*/dask-scratch-space/dismec-*/copy"))
 
         with connect(processes, 3) as client, CountingProxy(client.scheduler.address) as proxy:
             how = {"cluster": proxy.address, "source": problem_file, "progress": look}
             train(*same_problem(), model, PARAMS, **how)
-        wait_until(lambda: not list(tmp_path.glob("127*/**/dismec-*")))
+        wait_until(lambda: not list(tmp_path.glob("127*/dask-scratch-space/dismec-*")))
     assert weight_files(model) == reference
     rows = problem_file.stat().st_size
     (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
@@ -230,7 +227,7 @@ def test_a_killed_client_leaves_finished_blocks_and_no_copies(tmp_path, referenc
         begun.wait()
         kept = read_manifest(model).labels_done
         counts = []
-        wait_until(lambda: not list(processes.folder.glob("**/copy")))
+        wait_until(lambda: not list(processes.folder.glob("dask-scratch-space/dismec-*/copy")))
         train(
             *same_problem(), model, PARAMS,
             cluster=processes.file, progress=lambda done, _: counts.append(done),
@@ -342,7 +339,7 @@ def test_a_block_that_kills_its_workers_is_reported_in_one_line(tmp_path, proble
         )  # fmt: skip
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
-    assert "several workers have died while solving block" in line
+    assert "several workers have died while running the same task" in line
     assert read_manifest(tmp_path / "model").labels_done > 0
 
 

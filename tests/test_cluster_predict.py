@@ -114,7 +114,6 @@ def test_answers_are_those_of_one_machine_and_workers_release_the_model(shared, 
             for k in (1, 5, 160):
                 assert_same(there.predict_topk(X, k), local(k))
             assert holders(client) == [SHARDS // 2, SHARDS // 2]
-            assert there.bytes_sent == 0
             assert there.predict_topk(X[:0], 3)[0].shape == (0, 3)
             with pytest.raises(DataError, match="201 features"):
                 there.predict_topk(np.ones((1, 201)))
@@ -127,12 +126,10 @@ def test_workers_that_cannot_see_the_model_are_sent_it(tmp_path, model, local, X
         processes.scheduler()
         for host in ("127.0.0.1", "127.0.0.2"):
             blind(processes, model.parent, host=host, local_directory=tmp_path / host)
-        size = sum(path.stat().st_size for path in model.glob("shard-*"))
         with connect(processes, 2) as client, ClusterModel(model, client) as there:
             for k in (5, 160):
                 assert_same(there.predict_topk(X, k), local(k))
-            assert there.bytes_sent == size
-        wait_until(lambda: not list(tmp_path.glob("127*/**/dismec-*")))
+        wait_until(lambda: not list(tmp_path.glob("127*/dask-scratch-space/dismec-*")))
 
 
 def test_fewer_shards_than_workers_keep_all_of_them_busy(tmp_path, shared, X):

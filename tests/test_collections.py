@@ -97,7 +97,7 @@ def collections(path, *, dense=False, rows=ROWS, block=BLOCK):
 
 
 def copies(processes):
-    return list(processes.folder.rglob("dismec-*/copy"))
+    return list(processes.folder.glob("*/dask-scratch-space/dismec-*/copy"))
 
 
 @pytest.mark.cluster

@@ -219,9 +219,12 @@ def this_worker() -> str:
     return str(distributed.get_worker().address)
 
 
-def scratch_directory() -> Path:
-    """Return a directory for temporary files shared by the workers of a machine."""
-    return Path(distributed.get_worker().local_directory).parent
+def scratch_directory(worker: Any = None) -> Path:
+    """Return a directory for temporary files shared by the workers of a machine.
+
+    A function that is called outside of tasks (`Client.run`) must pass its worker.
+    """
+    return Path((worker or distributed.get_worker()).local_directory).parent
 
 
 def worker_client() -> distributed.Client:

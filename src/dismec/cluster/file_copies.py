@@ -55,12 +55,12 @@ class LocalCopy:
         weakref.finalize(self, rmtree, self.path.parent, ignore_errors=True)
 
     def __sizeof__(self) -> int:
-        return 1 << 50  # for Dask: it cannot be moved to another worker
+        return 1 << 26  # for Dask: it should stay on its worker
 
 
-def _copy_path(digest: str) -> Path:
+def _copy_path(digest: str, worker: Any = None) -> Path:
     """Return where the copy of this machine is."""
-    return scratch_directory() / f"dismec-{digest[:16]}" / "copy"
+    return scratch_directory(worker) / f"dismec-{digest[:16]}" / "copy"
 
 
 def open_file(
@@ -136,8 +136,8 @@ def _fetch(file: FileSpec, offset: int, home: str) -> bytes:
         raise NeedsFile(this_worker(), home) from None
 
 
-def _read(file: FileSpec, offset: int) -> bytes:
-    for path in (_copy_path(file.digest), Path(file.path)):
+def _read(file: FileSpec, offset: int, dask_worker: Any = None) -> bytes:
+    for path in (_copy_path(file.digest, dask_worker), Path(file.path)):
         with suppress(FileNotFoundError), path.open("rb") as source:
             source.seek(offset)
             return source.read(_PIECE)
@@ -171,6 +171,5 @@ def report_full_disk(path: Path) -> Iterator[None]:
         with suppress(OSError):
             path.unlink()
         raise ClusterError(
-            f"worker {this_worker()}: {error.filename or path}: {error.strerror}; finished blocks "
-            "are kept, and the same command resumes"
+            f"worker {this_worker()}: {error.filename or path}: {error.strerror}"
         ) from None

@@ -11,10 +11,9 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -44,23 +43,10 @@ def gathered(
 ) -> Iterator[PlacedData]:
     """Gather the workers' data in a file on one of them, for the duration of the context.
 
-    Parameters
-    ----------
-    cluster
-        Where the data are, and where training runs.
-    X, Y
-        Dask arrays whose blocks are whole rows; or a bag of rows, or the path of a file, and None.
-    transform
-        Options of `Transform.fit`.
-    n_labels
-        Number of labels of a bag; by default the largest label of its rows determines it.
-
-    Raises
-    ------
-    DataError
-        If the data cannot be used; the message names the block.
-    ClusterError
-        If no worker can read the file, or workers die.
+    X and Y are Dask arrays whose blocks are whole rows; or a bag of rows, or the path of a file,
+    and None. `transform` holds options of `Transform.fit`. By default the largest label of a bag
+    determines its number of labels. Raises `DataError` if the data cannot be used; the message
+    names the block.
     """
     if is_path(X) and Y is not None:
         raise DataError("X is the path of a file, which includes the labels: Y must be None")
@@ -227,8 +213,7 @@ def _facts_of(found: Any, transform: Mapping[str, Any]) -> tuple[DataFacts, str,
     return facts, this_worker(), str(path)
 
 
-@dataclass(frozen=True)
-class _RowBlock:
+class _RowBlock(NamedTuple):
     """Rows for a writer."""
 
     X: Any
@@ -240,12 +225,12 @@ class _RowBlock:
 def _block_of(parts: Mapping[str, Any]) -> _RowBlock:
     if _ROWS in parts:
         return _of_rows(parts[_ROWS])
-    given = _as_matrix(parts["X"]) if "X" in parts else None
+    X, dense = _as_matrix(parts.get("X")), None
     if "E" in parts:
-        rows = mixed_rows(given, _as_matrix(parts["E"]))
+        rows = mixed_rows(X, _as_matrix(parts["E"]))
         X, dense = rows.sparse, rows.dense
     else:
-        X, dense = check_X(given), None
+        X = check_X(X)
     Y = check_Y(_as_matrix(parts["Y"]), X.shape[0])
     return _RowBlock(X, Y, dense, Y.shape[1])
 

@@ -7,6 +7,7 @@ Rows are sent in batches, and a batch is one task per shard; the client merges t
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -91,11 +92,6 @@ class ClusterModel(Model):
         self._remote.release()
         self._connection.close()
 
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of shards that were sent to workers which could not read them."""
-        return self._remote.bytes_sent
-
 
 @dataclass(eq=False)
 class _Query:
@@ -121,7 +117,6 @@ class _RemoteShards:
         self.cluster = cluster
         self.files = files
         self.n_labels = n_labels
-        self.bytes_sent = 0
         self._held: dict[tuple[int, str], Any] = {}  # futures, by shard and worker
         self._homes: dict[int, tuple[str, Any]] = {}  # workers that were sent a shard
         self._turn = 0
@@ -193,9 +188,7 @@ class _RemoteShards:
 
     def _ask(self, query: _Query, number: int) -> Any:
         """Submit the task of a query for one shard, to a worker that holds the shard."""
-        holders = self._placement()[number]
-        worker = holders[self._turn // max(len(self.files), 1) % len(holders)]
-        self._turn += 1
+        worker = self._holder(number)
         if query.sent is None:
             query.sent = self.submit(Rows, *query.rows, worker=worker)
         held = self._held.get((number, worker))
@@ -206,20 +199,13 @@ class _RemoteShards:
         rescaling = query.rescaling(number)
         return self.submit(query.function, held, rescaling, query.sent, *query.args, worker=worker)
 
-    def _placement(self) -> list[list[str]]:
-        """Return the workers that hold each shard: all of them have something to do."""
-        workers = sorted(self.cluster.workers())
-        while not workers:  # `workers` raises an error after a while
-            workers = sorted(self.cluster.workers())
-        if len(workers) >= len(self.files):
-            return [workers[n :: len(self.files)] for n in range(len(self.files))]
-        load = dict.fromkeys(workers, 0)
-        placed: list[list[str]] = [[] for _ in self.files]
-        for number in sorted(range(len(self.files)), key=lambda n: -self.files[n].receipt.bytes):
-            worker = min(load, key=lambda w: load[w])
-            load[worker] += self.files[number].receipt.bytes
-            placed[number] = [worker]
-        return placed
+    def _holder(self, number: int) -> str:
+        """Return a worker for a shard; all workers have something to do."""
+        while not (workers := sorted(self.cluster.workers())):  # raises an error after a while
+            time.sleep(0.1)
+        holders = workers[number :: len(self.files)] or [workers[number % len(workers)]]
+        self._turn += 1
+        return holders[self._turn // len(self.files) % len(holders)]
 
     def _recover(self, number: int, error: Exception) -> None:
         """Send a worker a shard that it cannot read; raise other errors."""
@@ -236,7 +222,6 @@ class _RemoteShards:
         kept = send(self.cluster, file.spec, error.worker)
         if kept is not None:
             self._homes[number] = error.worker, kept
-            self.bytes_sent += file.receipt.bytes
 
 
 class _ClusterRanking:

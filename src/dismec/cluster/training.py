@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,6 @@ from dismec.cluster.file_copies import (
     report_full_disk,
     send,
 )
-from dismec.cluster.remote_data import PlacedData
 from dismec.data.counts import counted
 from dismec.data.training_file import TrainingData
 from dismec.errors import ClusterError, DataError
@@ -75,21 +74,12 @@ class ClusterJob:
     """The data, parameters and labels of a training run on a cluster."""
 
     directory: Path  # the model directory
-    data: Path  # a binary dataset (``.xmc``) with the rows
-    fingerprint: str  # of the data
+    file: FileSpec  # a binary dataset (``.xmc``) with the rows
+    home: str | None  # the worker that has the file, if it is not on this machine
     params: SolverParams
     transform: Transform
     cutter: BlockCutter  # for the labels to solve
     first: int = 0  # number of the first block
-    placed: PlacedData | None = None  # if the data are on a worker instead of here
-
-    @property
-    def file(self) -> FileSpec:
-        """How workers identify the data."""
-        if self.placed is not None:
-            return FileSpec(self.placed.path, self.placed.facts.size, self.fingerprint)
-        path = self.data.resolve()
-        return FileSpec(str(path), path.stat().st_size, self.fingerprint)
 
 
 @dataclass
@@ -98,23 +88,16 @@ class Report:
 
     blocks: int = 0  # blocks solved
     workers: set[str] = field(default_factory=set)  # that solved them
-    busy: float = 0.0  # core-seconds spent on solving
-    present: float = 0.0  # core-seconds of the workers
     sent: int = 0  # bytes of data sent
     received: int = 0  # bytes of blocks returned to the client
     repeated: int = 0  # blocks given to a second worker
 
-    @property
-    def idle(self) -> float:
-        """The share of the workers' time that was not spent on solving."""
-        return max(0.0, 1 - self.busy / self.present) if self.present else 0.0
-
     def __str__(self) -> str:
         twice = f", {self.repeated} of them given to two" if self.repeated else ""
         return (
-            f"{counted(self.blocks, 'block')} on {counted(len(self.workers), 'worker')}{twice}, "
-            f"idle {100 * self.idle:.1f} %; {self.sent / 1e6:.1f} MB of data sent, "
-            f"{self.received / 1e6:.1f} MB of blocks received"
+            f"{counted(self.blocks, 'block')} on {counted(len(self.workers), 'worker')}{twice}; "
+            f"{self.sent / 1e6:.1f} MB of data sent, {self.received / 1e6:.1f} MB of blocks "
+            "received"
         )
 
 
@@ -129,17 +112,10 @@ def solve_on_cluster(
     """Solve labels and yield receipts of blocks, whose files are then in the directory.
 
     Closing the generator cancels the tasks. At the end a `Report` is logged. `progress` is called
-    with the number of labels just solved, and the labels.
-
-    Raises
-    ------
-    ClusterError
-        If there is no scheduler or no worker for a while, a block kills workers, or a disk is full.
-    Exception
-        The error of a block that has failed several times.
+    with the number of labels just solved, and the labels. Raises `ClusterError` if there is no
+    scheduler or no worker for a while, a block kills workers, or a disk is full; and the error of a
+    block that has failed several times.
     """
-    if not job.cutter.n_left:
-        return
     run = _ClusterRun(cluster, job)
     try:
         for solved in run.receipts():
@@ -162,19 +138,12 @@ class Run:
         self, folder: str, data: FileSpec, params: SolverParams, transform: Transform
     ) -> None:
         self.folder, self.data, self.params, self.transform = folder, data, params, transform
-        self._begin()
-
-    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._problem: Problem | None = None
         self._copy: LocalCopy | None = None
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.folder, self.data, self.params, self.transform
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.folder, self.data, self.params, self.transform = state
-        self._begin()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Run, (self.folder, self.data, self.params, self.transform)
 
     def problem(self, home: str | None) -> Problem:
         """Return the problem of this process; `home` and errors as in `open_file`."""
@@ -221,24 +190,14 @@ def solve_block(
     if software != own_version():
         raise ClusterError(f"the client has dismec {software}, a worker {own_version()}")
     problem = run.problem(home)
-
-    try:
-        with report_full_disk(Path(run.folder)):
-            folder = mkdtemp(dir=run.folder)  # another worker may be solving the same block
-    except OSError:  # not shared with the client
-        folder = None
+    folder = None
+    with suppress(OSError), report_full_disk(Path(run.folder)):  # unless it is not shared
+        folder = mkdtemp(dir=run.folder)  # another worker may be solving the same block
     scratch = TemporaryDirectory(prefix="dismec-", dir=scratch_directory())
-    with scratch as own, report_full_disk(Path(folder or own)):
-        into = Path(folder or own)
-        solving = solve_blocks(
-            problem,
-            run.params,
-            {number: labels},
-            partial(weight_files.write_block, into),
-            threads=1,
-        )
-        (receipt,) = solving
-        file = folder or (into / receipt.file).read_bytes()
+    with nullcontext(folder) if folder else scratch as into, report_full_disk(Path(into)):
+        write = partial(weight_files.write_block, Path(into))
+        (receipt,) = solve_blocks(problem, run.params, {number: labels}, write, threads=1)
+        file = folder or (Path(into) / receipt.file).read_bytes()
     return Solved(receipt, file, this_worker(), time.monotonic() - begin)
 
 
@@ -266,11 +225,9 @@ class _ClusterRun:
         self.report = Report()
         self._cluster = cluster
         self._job = job
-        self._file = job.file
-        self._home = job.placed.home if job.placed else None
+        self._home = job.home
         self._copy: Any = None  # keeps the data that were sent there
         self._folder = make_run_folder(job.directory.resolve())
-        self._begin = time.monotonic()
         self._slowest = 0.0  # seconds per unit of cost
         self._looked = 0.0  # when late blocks were last looked for
         self._isa: set[str] = set()
@@ -288,10 +245,8 @@ class _ClusterRun:
                 yield from self._solve()
             except SchedulerLost:
                 self._attempts.clear()
-                self._home = self._home if self._job.placed else None
+                self._home = self._job.home
                 self._cluster.reconnect()
-        threads = sum(self._cluster.workers().values())
-        self.report.present = threads * (time.monotonic() - self._begin)
 
     def end(self) -> None:
         """Cancel what is left, and remove the folder of the run."""
@@ -301,7 +256,7 @@ class _ClusterRun:
 
     def _solve(self) -> Iterator[list[tuple[BlockReceipt, _BlockLabels]]]:
         """Yield receipts, for as long as the scheduler lives."""
-        given = str(self._folder), self._file, self._job.params, self._job.transform
+        given = str(self._folder), self._job.file, self._job.params, self._job.transform
         self._run = self._cluster.client.submit(Run, *given, pure=False)
         self._tasks = Tasks(self._cluster)
         self._submit(self._open.values())
@@ -358,7 +313,6 @@ class _ClusterRun:
         self.report.blocks += 1
         self.report.workers.add(solved.worker)
         self.report.received += 0 if isinstance(file, str) else len(file)
-        self.report.busy += receipt.stats.seconds if receipt.stats else 0.0
         return receipt, block.labels
 
     def _warn_of_other_kernels(self, solved: Solved) -> None:
@@ -388,10 +342,14 @@ class _ClusterRun:
                 self._refused.add(worker)
                 _log.warning("worker %s has %s: it is not used", worker, software)
         suitable = self._workers_without()
-        if not self._refused or not suitable:
-            error.add_note(f"block {block.number} has failed; finished blocks are kept")
-            raise error
-        self._submit([block], suitable)
+        if self._refused and suitable:
+            self._submit([block], suitable)
+            return
+        kept = "finished blocks are kept, and the same command resumes"
+        if isinstance(error, ClusterError):
+            raise ClusterError(f"{error}; {kept}")
+        error.add_note(f"block {block.number} has failed; {kept}")
+        raise error
 
     def _workers_without(self, worker: str | None = None) -> list[str]:
         """Return the workers of this version, except one."""
@@ -400,15 +358,15 @@ class _ClusterRun:
     def _send_data(self, worker: str) -> None:
         """Send the data to a worker that has asked for them; others fetch them from there."""
         self._home = None
-        if self._job.placed is not None:
+        if self._job.home is not None:
             raise ClusterError(
                 "no worker has the data anymore; run the same command again: finished blocks are "
                 "kept"
             )
-        self._copy = send(self._cluster, self._file, worker)
+        self._copy = send(self._cluster, self._job.file, worker)
         if self._copy is not None:
             self._home = worker
-            self.report.sent += self._file.size
+            self.report.sent += self._job.file.size
 
     def _repeat_late(self) -> None:
         """Submit blocks that are late a second time, to other workers."""

@@ -230,27 +230,27 @@ def _solve_on_cluster(
     progress: Progress | None,
 ) -> Generator[list[BlockReceipt], None, None]:
     """Solve the labels that are not in `held` on a cluster."""
+    from dismec.cluster.file_copies import FileSpec
     from dismec.cluster.training import ClusterJob, solve_on_cluster
 
     cluster: Any = executor.cluster
     cluster.check_workers()
+    if held.all():
+        return
     data, placed = job.data, job.data.X if isinstance(job.data.X, PlacedData) else None
     file = Path(data.source) if data.source else data_file(directory, data.fingerprint)
     # The file that texts were read into has neither dense features nor weights of pairs.
     more = data.pairs is not None or bool(job.transform.dense)
-    if placed is None and not held.all() and (more or not file.exists()):
+    if placed is None and (more or not file.exists()):
         data.save(file)
-    work = ClusterJob(
-        directory,
-        file,
-        data.fingerprint,
-        job.solver,
-        job.transform,
-        job.cutter(held),
-        first,
-        placed,
-    )
-    return solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
+    if placed is None:
+        there = FileSpec(str(file.resolve()), file.stat().st_size, data.fingerprint)
+    else:
+        there = FileSpec(placed.path, placed.facts.size, data.fingerprint)
+    home = None if placed is None else placed.home
+    labels = job.cutter(held)
+    work = ClusterJob(directory, there, home, job.solver, job.transform, labels, first)
+    yield from solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
 
 
 def _counter(
