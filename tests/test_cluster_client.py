@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import time
 from operator import add
 
@@ -40,71 +38,16 @@ def test_a_client_of_the_caller_stays_open(processes):
         assert client.submit(add, 1, 1).result() == 2
 
 
-def test_an_asynchronous_client_works_in_its_coroutine_and_in_a_thread(processes):
+def test_an_asynchronous_client_works_in_a_thread_and_not_in_its_coroutine(processes):
     async def main():
         file = str(processes.file)
         async with Client(scheduler_file=file, asynchronous=True, set_as_default=False) as client:
-            assert sum_on(client) == (2, False)
+            with pytest.raises(ClusterError, match=r"await asyncio\.to_thread"):
+                sum_on(client)
             assert await asyncio.to_thread(sum_on, client) == (2, True)
             assert await client.submit(add, 2, 2, pure=False) == 4  # the client stays open
 
     asyncio.run(main())
-
-
-def test_an_asynchronous_client_that_is_not_connected_is_refused(processes):
-    async def main():
-        client = Client(scheduler_file=str(processes.file), asynchronous=True, set_as_default=False)
-        with pytest.raises(ClusterError, match="await it first"):
-            Cluster.connect(client)
-        await client
-        await client.close()
-        with pytest.raises(ClusterError, match="await it first"):
-            Cluster.connect(client)
-
-    asyncio.run(main())
-
-
-# In a separate process, because an in-process scheduler leaves threads behind.
-BLOCKED = """
-import asyncio
-from operator import add
-
-from distributed import Client, LocalCluster
-
-from dismec.cluster.client import Cluster
-from dismec.errors import ClusterError
-
-
-def sum_on(client):
-    with Cluster.connect(client) as cluster:
-        cluster.check_workers()
-        return cluster.client.submit(add, 1, 1).result()
-
-
-async def main():
-    how = {"asynchronous": True, "dashboard_address": None, "processes": False}
-    async with (
-        LocalCluster(n_workers=1, threads_per_worker=1, **how) as local,
-        Client(local, asynchronous=True, set_as_default=False) as client,
-    ):
-        try:
-            Cluster.connect(client)
-        except ClusterError as error:
-            print(error)
-        print(await asyncio.to_thread(sum_on, client))
-
-
-asyncio.run(main())
-"""
-
-
-def test_a_scheduler_that_the_caller_would_block_is_refused_at_once_and_not_in_a_thread(tmp_path):
-    command = [sys.executable, "-c", BLOCKED]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    refusal, result = found.stdout.splitlines()
-    assert "await asyncio.to_thread" in refusal
-    assert result == "2"
 
 
 def test_tasks_return_results_and_errors_as_they_finish(processes):
