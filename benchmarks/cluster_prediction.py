@@ -21,11 +21,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from distributed import Client
 
 import data
 import dismec
-from dismec.cluster.connection import Cluster
-from dismec.cluster.prediction import ClusterModel, ClusterPredictor, Traffic
+from dismec.cluster.prediction import ClusterModel
 from dismec.cpu import kernels
 from machine import print_heading
 
@@ -51,32 +51,28 @@ def running_cluster(folder: Path, n_workers: int = 2) -> Iterator[Path]:
             stack.callback(process.kill)
             while not file.exists():
                 time.sleep(0.05)
-        with Cluster.connect(file) as cluster:
-            while len(cluster.workers()) < n_workers:
-                time.sleep(0.1)
+        with Client(scheduler_file=str(file), set_as_default=False) as client:
+            client.wait_for_workers(n_workers)
         yield file
 
 
 def compare(path: Path, X: object, file: Path, rounds: int) -> bool:
-    """Print times and bytes of a batch; return whether the answers are equal."""
+    """Print the times of a batch; return whether the answers are equal."""
     model = dismec.open_model(path)
     here, there = [], []
-    with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
-        predictor.topk(X, K)
+    with ClusterModel(path, file) as remote:
+        remote.predict_topk(X, K)
         for _ in range(rounds):
-            predictor.traffic = Traffic()
             begin = time.perf_counter()
             expected = model.predict_topk(X, K, threads=2)
             middle = time.perf_counter()
-            found = predictor.topk(X, K)
+            found = remote.predict_topk(X, K)
             here.append(middle - begin)
             there.append(time.perf_counter() - middle)
-        traffic = predictor.traffic
     n_rows = len(expected[0])
     print(
         f"{len(model.manifest.files):6} {1e3 * min(here) / n_rows:9.3f} "
-        f"{1e3 * min(there) / n_rows:10.3f} {min(there) / min(here):6.2f} "
-        f"{traffic.rows / 1e6:9.1f} {traffic.answers / 1e6:12.2f}"
+        f"{1e3 * min(there) / n_rows:10.3f} {min(there) / min(here):6.2f}"
     )
     return all(np.array_equal(f, e) for f, e in zip(found, expected, strict=True))
 
@@ -92,8 +88,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 def compare_ways(path: Path, X: Any, file: Path, rounds: int) -> bool:
     """Print the times of other ways to rank; return whether the answers are equal."""
     here, same = dismec.open_model(path), True
-    with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
-        there = ClusterModel(predictor)
+    with ClusterModel(path, file) as there:
         for name, way in WAYS.items():
             expected, found = way(here, X), way(there, X)
             same = same and all(map(np.array_equal, found, expected))
@@ -122,9 +117,8 @@ def main() -> int:
         with mock.patch.object(kernels, "shard_rows", SMALL_SHARD):
             dismec.train(train.X, train.Y, folder / "cut")
         with running_cluster(folder) as file:
-            print(f"{args.set}, {X.shape[0]} rows in a batch, ms per row; MB of rows and answers\n")
-            print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}", end=" ")
-            print(f"{'rows sent':>9} {'answers back':>12}")
+            print(f"{args.set}, {X.shape[0]} rows in a batch, ms per row\n")
+            print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
             same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]
             print(f"\n{'total ms':20} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
             same.append(compare_ways(folder / "cut", X, file, args.rounds))

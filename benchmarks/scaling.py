@@ -7,13 +7,11 @@ takes the core-hours that `paper_scale.py` found (`--core-hours`). The label fre
 follow a power law with exponent 1 that adds up to its labels per row, with at most a tenth of the
 rows per label.
 
-Simulated: a cluster run, with blocks cut and assigned by the code that does so in a real run
-(`dismec.cluster.schedule`). A worker solves its blocks one after the other; its threads share the
-labels of a block, and the largest label except for the part that stays on one thread
-(`one_label.py` measures it). A message takes `--call-seconds` each way (`cluster.py` measures
-both), and every block takes `--block-seconds` of client and scheduler, which handle one block at a
-time (`cluster_blocks.py` measures it). Every machine first gets X and Y: from shared storage over
-its own network link, or from the client, one machine after another over a single link.
+Simulated: a cluster run, with blocks cut as in a real run. A thread that is free solves the next
+block. A message takes `--call-seconds` each way (`cluster.py` measures it), and every block takes
+`--block-seconds` of client and scheduler, which handle one block at a time (`cluster_blocks.py`
+measures it). Every machine first gets X and Y: from shared storage over its own network link, or
+from one worker, one machine after another over a single link.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import data
-from dismec.cluster.schedule import Schedule
+from dismec.cluster.training import block_count
 from dismec.cpu import available_cpus
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
@@ -38,7 +36,6 @@ from machine import print_heading
 
 CORES = (10, 100, 1000)
 BYTES_A_NONZERO = 8
-SERIAL = 0.15  # share of a frequent label's time that stays on one thread
 
 
 @dataclass(frozen=True)
@@ -105,45 +102,25 @@ def label_costs(
     return counts.round().astype(np.int64), known * beyond * of.nnz / nnz
 
 
-class Cluster:
-    """Simulated workers, and the schedule of a training run on them."""
-
-    def __init__(
-        self, counts: np.ndarray, costs: np.ndarray, workers: int, args: argparse.Namespace
-    ) -> None:
-        labels = np.arange(len(counts))
-        work = effort(EqualLabels(labels, labels), counts)
-        cutter = BlockCutter(labels, by_frequency(labels, counts), work, args.block_size)
-        self._names = [str(i) for i in range(workers)]
-        self.schedule = Schedule(cutter, 0, self._names)
-        self._costs, self._args = costs, args
-        self._free = dict.fromkeys(self._names, 0.0)  # when each worker becomes free
-        self._answers: list[tuple[float, str, int, float]] = []
-
-    def run(self, threads: int) -> float:
-        """Return the seconds until all labels are solved and the client knows."""
-        for name in self._names:
-            self.schedule.join(name, threads, 0.0)
-        self._hand_out(self._names, threads, 0.0)
-        now = 0.0
-        while not self.schedule.finished:
-            arrived, worker, number, seconds = heapq.heappop(self._answers)
-            now = max(now, arrived) + self._args.block_seconds
-            self.schedule.done(worker, number, seconds, now)
-            self._hand_out([worker], threads, now)
-        return now
-
-    def _hand_out(self, workers: list[str], threads: int, now: float) -> None:
-        # Threads share a block's labels, so it is no faster than its largest label.
-        largest = SERIAL + (1 - SERIAL) / threads
-        for worker, numbers in self.schedule.hand_out(workers, now).items():
-            for number in numbers:
-                costs = self._costs[self.schedule.labels(number)]
-                begin = max(self._free[worker], now + self._args.call_seconds)
-                took = max(costs.sum() / threads, largest * costs.max())
-                self._free[worker] = begin + took
-                arrives = self._free[worker] + self._args.call_seconds
-                heapq.heappush(self._answers, (arrives, worker, number, float(costs.sum())))
+def run(
+    counts: np.ndarray, costs: np.ndarray, cores: int, args: argparse.Namespace
+) -> tuple[int, float]:
+    """Return the number of blocks, and the seconds until the client knows all of them."""
+    labels = np.arange(len(counts))
+    work = effort(EqualLabels(labels, labels), counts)
+    cutter = BlockCutter(labels, by_frequency(labels, counts), work, args.block_size)
+    cutter.aim(block_count(cores))
+    blocks = [costs[cut[0]].sum() for cut in iter(cutter.cut, None)]
+    free = [0.0] * cores  # when each thread becomes free
+    answers = []
+    for seconds in blocks:
+        done = heapq.heappop(free) + args.call_seconds + seconds
+        heapq.heappush(free, done)
+        answers.append(done + args.call_seconds)
+    now = 0.0
+    for arrived in sorted(answers):
+        now = max(now, arrived) + args.block_seconds
+    return len(blocks), now
 
 
 def simulate(of: Set, counts: np.ndarray, costs: np.ndarray, args: argparse.Namespace) -> None:
@@ -153,16 +130,14 @@ def simulate(of: Set, counts: np.ndarray, costs: np.ndarray, args: argparse.Name
         f"\n{of.name}: {hours:,.1f} core-hours, X {megabytes:,.0f} MB; the costliest label", end=""
     )
     print(f" takes {costs.max():.1f} s, the median one {np.median(costs):.3f} s")
-    print(f"{'cores':>6} {'workers':>8} {'blocks':>7} {'twice':>6} {'wall s':>9}", end="")
+    print(f"{'cores':>6} {'workers':>8} {'blocks':>7} {'wall s':>9}", end="")
     print(f" {'idle':>6} {'data, shared s':>15} {'data, sent s':>13}")
     for cores in CORES:
         workers = max(1, cores // args.threads_a_worker)
-        cluster = Cluster(counts, costs, workers, args)
-        wall = cluster.run(min(cores, args.threads_a_worker))
+        blocks, wall = run(counts, costs, cores, args)
         idle = 1 - costs.sum() / (wall * cores)
         load = megabytes / args.megabytes_per_second
-        blocks, twice = cluster.schedule.n_blocks, len(cluster.schedule.repeated)
-        print(f"{cores:6} {workers:8} {blocks:7,} {twice:6,} {wall:9,.1f}", end="")
+        print(f"{cores:6} {workers:8} {blocks:7,} {wall:9,.1f}", end="")
         print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
 
 

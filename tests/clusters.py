@@ -9,14 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-
-from dismec.cluster.connection import WorkerInfo, describe_worker
-from dismec.cluster.task import Task
 
 
 class Processes:
@@ -108,66 +104,6 @@ metadata.version = version
 """
     (folder / "sitecustomize.py").write_text(text)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-
-
-class PretendCluster:
-    """A cluster without processes: the test decides who is there and what each task returns.
-
-    Functions in `answers` are called as soon as they are submitted, in place of those that are
-    their keys; tasks of all others stay open in `calls` until the test finishes them.
-    """
-
-    connected = True
-
-    def __init__(self, answers=()):
-        self.answers = dict(answers)
-        self.there = {}
-        self.calls = {}
-        self.forgotten = []
-        self.waited_for = []
-
-    def join(self, address, host="here", version=None):
-        ours, isa = describe_worker()
-        self.there[address] = WorkerInfo(host, 1, ours if version is None else version, isa)
-
-    def workers(self):
-        return dict(self.there)
-
-    wait_for_workers = workers
-
-    def submit(self, worker, function, *args):
-        task = Task(worker, None, Future())
-        self.calls[task] = function, args
-        if function in self.answers:
-            self.finish(task, self.answers[function])
-        return task
-
-    call = submit
-
-    def ping(self, worker):
-        task = Task(worker, None, Future())
-        task.future.set_result(None)
-        return task
-
-    def watch(self, worker, ask, *needs):
-        task = self.submit(worker, ask)
-        task.needs = needs
-        return task
-
-    def finish(self, task, function):
-        try:
-            task.future.set_result(function(*self.calls.pop(task)[1]))
-        except Exception as error:
-            task.future.set_exception(error)
-
-    def wait(self, tasks, timeout=1.0):
-        self.waited_for = list(tasks)
-        return [task for task in tasks if task.done()]
-
-    def forget(self, task):
-        task.lose()
-        self.calls.pop(task, None)
-        self.forgotten.append(task)
 
 
 class CountingProxy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from dismec import (
     train,
     train_text,
 )
-from dismec.cluster.connection import Cluster
+from dismec.cluster.client import Cluster
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic import generate_text, write_text
 from dismec.errors import ClusterError
@@ -84,21 +83,16 @@ def connect(processes, n_workers):
     return client
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 4])
-def test_model_is_that_of_one_machine(tmp_path, reference, n_workers):
+def test_model_is_that_of_one_machine(tmp_path, shared, reference):
     counts = []
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        for _ in range(n_workers):
-            processes.worker()
-        with connect(processes, n_workers) as client:
-            train(
-                *same_problem(),
-                tmp_path / "model",
-                PARAMS,
-                cluster=client,
-                progress=lambda done, total: counts.append((done, total)),
-            )
+    with connect(shared, 2) as client:
+        train(
+            *same_problem(),
+            tmp_path / "model",
+            PARAMS,
+            cluster=client,
+            progress=lambda done, total: counts.append((done, total)),
+        )
     assert weight_files(tmp_path / "model") == reference
     assert counts[0] == (0, 150)
     assert counts[-1] == (150, 150)
@@ -112,9 +106,7 @@ def test_command_line_trains_on_a_cluster(tmp_path, shared, problem_file, refere
         command(problem_file, shared.file), cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert weight_files(tmp_path / "model") == reference
-    (idle,) = re.findall(r"blocks? on 2 workers.*?, idle ([0-9.]+) %", ran.stderr)
-    assert 0 < float(idle) < 100
-    assert " 0.0 MB of data sent, 0.0 MB of blocks" in ran.stderr
+    assert "blocks on 2 workers; 0.0 MB of data sent, 0.0 MB of blocks received" in ran.stderr
     assert "150 of 150 labels" in ran.stderr
 
 
@@ -146,7 +138,7 @@ def test_texts_are_learned_and_predicted_on_a_cluster_as_locally(tmp_path, share
         assert (tmp_path / "there" / path.name).read_bytes() == path.read_bytes()
     for name in ("here", "there"):
         remove_labels(tmp_path / name, open_model(tmp_path / name).names[:5])
-    texts = text_dataset(open_model(tmp_path / "here"), source)[0]
+    texts = text_dataset(open_model(tmp_path / "here"), source)
     add_labels(tmp_path / "here", *texts)
     add_labels(tmp_path / "there", *texts, cluster=address)
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
@@ -190,7 +182,7 @@ def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_share
     assert proxy.received < 150_000
 
 
-def test_rows_are_sent_once_per_machine_and_weights_come_back_if_nothing_is_shared(
+def test_rows_are_sent_once_and_weights_come_back_if_nothing_is_shared(
     tmp_path, reference, problem_file, caplog
 ):
     caplog.set_level("INFO", "dismec")
@@ -198,28 +190,28 @@ def test_rows_are_sent_once_per_machine_and_weights_come_back_if_nothing_is_shar
     model.mkdir()
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
-        for host in ("127.0.0.1", "127.0.0.2"):
-            for _ in range(2):
-                hidden = (model, problem_file.parent)
-                place = tmp_path / host
-                blind(processes, *hidden, host=host, local_directory=place)
-        with connect(processes, 4) as client, CountingProxy(client.scheduler.address) as proxy:
-            train(*same_problem(), model, PARAMS, cluster=proxy.address, source=problem_file)
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.2"):
+            hidden = (model, problem_file.parent)
+            blind(processes, *hidden, host=host, local_directory=tmp_path / host)
+        copies = set()
+
+        def look(done, total):
+            copies.update(tmp_path.glob("127*/dask-scratch-space/dismec-*/copy"))
+
+        with connect(processes, 3) as client, CountingProxy(client.scheduler.address) as proxy:
+            how = {"cluster": proxy.address, "source": problem_file, "progress": look}
+            train(*same_problem(), model, PARAMS, **how)
+        wait_until(lambda: not list(tmp_path.glob("127*/dask-scratch-space/dismec-*")))
     assert weight_files(model) == reference
     rows = problem_file.stat().st_size
     (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
-    assert report.sent == 2 * rows
-    assert report.workers == 4
-    assert 2 * rows < proxy.sent < 2 * rows + 200_000
-    assert 0 < report.received < proxy.received < report.received + 300_000
-    assert not [*tmp_path.glob("127*/**/*.xmc"), *tmp_path.glob("127*/**/*.part")]
+    # One machine gets the rows from the client, the other from that machine.
+    assert report.sent == rows < proxy.sent < rows + 200_000
+    assert 1 <= len(copies) <= 2
+    assert 0 < report.received < proxy.received < report.received + 400_000
 
 
-@pytest.mark.slow
-def test_a_copy_of_the_rows_left_by_a_killed_run_is_reused(
-    tmp_path, reference, problem_file, caplog
-):
-    caplog.set_level("INFO", "dismec")
+def test_a_killed_client_leaves_finished_blocks_and_no_copies(tmp_path, reference, problem_file):
     model = tmp_path / "model"
     model.mkdir()
     with Processes(tmp_path / "dask") as processes:
@@ -233,12 +225,15 @@ def test_a_copy_of_the_rows_left_by_a_killed_run_is_reused(
         wait_until(lambda: holds_model(model) and read_manifest(model).blocks)
         begun.kill()
         begun.wait()
-        (copy,) = processes.folder.glob("**/*.xmc")
-        train(*same_problem(), model, PARAMS, cluster=processes.file, source=problem_file)
-        assert not copy.exists()
+        kept = read_manifest(model).labels_done
+        counts = []
+        wait_until(lambda: not list(processes.folder.glob("dask-scratch-space/dismec-*/copy")))
+        train(
+            *same_problem(), model, PARAMS,
+            cluster=processes.file, progress=lambda done, _: counts.append(done),
+        )  # fmt: skip
+    assert 0 < kept <= counts[0] < 150
     assert weight_files(model) == reference
-    (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
-    assert report.sent == 0
 
 
 @pytest.mark.slow
@@ -258,8 +253,7 @@ def test_machines_in_separate_networks_train_together(tmp_path, reference, probl
     assert weight_files(model) == reference
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
+def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         first = processes.worker()
@@ -272,10 +266,8 @@ def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
 
         train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
-    assert "is gone; others solve its blocks" in caplog.text
 
 
-@pytest.mark.slow
 def test_a_run_continues_after_its_scheduler_restarts(tmp_path, reference, caplog):
     with Processes(tmp_path / "dask") as processes:
         scheduler = processes.scheduler()
@@ -299,14 +291,14 @@ def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, re
     model = tmp_path / "model"
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
-        for _ in range(4):
+        for _ in range(2):
             processes.worker(f"--preload={failing(tmp_path, label=7)}")
         with (
-            connect(processes, 4) as client,
+            connect(processes, 2) as client,
             pytest.raises(OSError, match="label 7 is cursed") as caught,
         ):
             train(X, Y, model, PARAMS, cluster=client)
-    assert caught.value.__notes__[-1].count("tcp://") == 3
+    assert "finished blocks are kept" in caught.value.__notes__[-1]
     manifest = read_manifest(model)
     assert 0 < manifest.labels_done < 150
     train(X, Y, model, PARAMS)
@@ -327,38 +319,28 @@ def failing(folder, label):
     return path
 
 
-def test_a_worker_that_fails_alone_does_not_stop_the_others(tmp_path, reference, caplog):
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        processes.worker(f"--preload={failing(tmp_path, label=7)}")
-        processes.worker()
-        with connect(processes, 2) as client:
-            train(*same_problem(), tmp_path / "model", PARAMS, cluster=client)
-    assert weight_files(tmp_path / "model") == reference
-
-
-@pytest.mark.slow
-def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, caplog):
-    greedy = tmp_path / "greedy.py"
-    greedy.write_text(
-        "from pathlib import Path\n"
+def test_a_block_that_kills_its_workers_is_reported_in_one_line(tmp_path, problem_file):
+    deadly = tmp_path / "deadly.py"
+    deadly.write_text(
+        "import os\n"
         "from dismec.model import weight_files\n"
-        f"once, eaten = Path({str(tmp_path / 'eaten')!r}), []\n"
         "def write_block(directory, block, write=weight_files.write_block):\n"
-        "    if not once.exists():\n"
-        "        once.touch()\n"
-        "        while True:\n"
-        "            eaten.append(bytearray(b'x' * 10_000_000))\n"
+        "    if 7 in block.labels:\n"
+        "        os._exit(1)\n"
         "    return write(directory, block)\n"
         "weight_files.write_block = write_block\n"
     )
     with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        processes.worker(f"--preload={greedy}", "--memory-limit=600MB", nanny=True)
-        train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file)
-    assert (tmp_path / "eaten").exists()
-    assert "is gone; others solve its blocks" in caplog.text
-    assert weight_files(tmp_path / "model") == reference
+        processes.scheduler(env={"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"})
+        processes.worker(f"--preload={deadly}", nanny=True)
+        ran = subprocess.run(
+            command(problem_file, processes.file, "--quiet", "--block-size", "10"),
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert "several workers have died while running the same task" in line
+    assert read_manifest(tmp_path / "model").labels_done > 0
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
@@ -443,7 +425,7 @@ def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
     luck = random.Random(0)
     kills = 0
     with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
+        processes.scheduler(env={"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "20"})
 
         def start():
             return processes.worker() if sees_all else blind(processes, model, data.parent)

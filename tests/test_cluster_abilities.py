@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import threading
-from concurrent.futures import Future
 from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
+from distributed import Client
 
-from clusters import PretendCluster, Processes, wait_until
+from clusters import Processes
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cli import main
-from dismec.cluster import prediction_worker
-from dismec.cluster.connection import Cluster
-from dismec.cluster.prediction import ClusterModel, ClusterPredictor
-from dismec.cluster.pulse import SILENT_SECONDS, Pulse
-from dismec.cluster.serving import serve_on_cluster
-from dismec.cluster.task import Task
+from dismec.cluster.prediction import ClusterModel
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
-from dismec.errors import ClusterError, NotReady
 
 pytestmark = pytest.mark.cluster
 
@@ -69,24 +60,16 @@ def shared(tmp_path_factory):
         processes.scheduler()
         processes.worker()
         processes.worker(threads=2)
-        with Cluster.connect(processes.file) as cluster:
-            wait_until(lambda: len(cluster.workers()) == 2)
+        with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
         yield processes
 
 
-@pytest.fixture(scope="module", params=["batches", "served"])
-def there(request, shared, path):
-    """The model on the cluster, for one thread and for many."""
-    if request.param == "served":
-        served = serve_on_cluster(str(shared.file), path)
-        yield served
-        served.close()
-        return
-    with (
-        Cluster.connect(shared.file) as cluster,
-        ClusterPredictor(cluster, path) as predictor,
-    ):
-        yield ClusterModel(predictor)
+@pytest.fixture(scope="module")
+def there(shared, path):
+    """The model on the cluster."""
+    with ClusterModel(path, shared.file) as model:
+        yield model
 
 
 def assert_same(found, expected):
@@ -196,11 +179,8 @@ def test_invalid_requests_are_refused_as_on_one_machine(there, X):
 
 def test_a_model_without_calibration_says_so(tmp_path, shared, X):
     train(*problem(), tmp_path / "plain")
-    with (
-        Cluster.connect(shared.file) as cluster,
-        ClusterPredictor(cluster, tmp_path / "plain") as predictor,
-    ):
-        there, here = ClusterModel(predictor), open_model(tmp_path / "plain")
+    here = open_model(tmp_path / "plain")
+    with ClusterModel(tmp_path / "plain", shared.file) as there:
         assert_same(there.predict_topk(X, 3, allowed=[5]), here.predict_topk(X, 3, allowed=[5]))
         assert_same(
             there.reranked(probabilities=False).predict_topk(X, 3),
@@ -212,228 +192,6 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
                 ask(X)
         with pytest.raises(ModelError, match="gives no probabilities"):
             there.reranked()
-
-
-def test_threads_with_different_rankings_and_labels_get_their_own_answers(shared, path, here, X):
-    served = serve_on_cluster(str(shared.file), path)
-    wanted = [
-        {"rank": rank, "allowed": allowed}
-        for rank in ("score", "probability")
-        for allowed in (None, [3, 4, 5], list(range(30)))
-    ]
-    expected = [here.predict_topk(X, 6, **how) for how in wanted]
-    wrong = []
-
-    def ask(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(12):
-            start, kind = rng.integers(X.shape[0] - 9), rng.integers(len(wanted))
-            own, k = slice(start, start + rng.integers(1, 9)), int(rng.integers(1, 7))
-            found = served.predict_topk(X[own], k, **wanted[kind])
-            right = [part[own, :k] for part in expected[kind]]
-            if not all(map(np.array_equal, found, right)):
-                wrong.append((own, k, wanted[kind]))
-            if served.place(X[[start]], 8) != here.place(X[[start]], 8):
-                wrong.append(start)
-
-    threads = [threading.Thread(target=ask, args=[seed]) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    served.close()
-    assert wrong == []
-    with pytest.raises(NotReady, match="closed"):
-        served.explain(X[[0]], 1)
-
-
-# -- what travels ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def near():
-    """A cluster whose only worker runs in this process, and the questions it is asked."""
-    asked = []
-
-    def answer(token, question, rows):
-        asked.append(question)
-        return prediction_worker.answer(token, question, rows)
-
-    names = ("join", "check_reachable", "hold", "release")
-    own = [getattr(prediction_worker, name) for name in names]
-    cluster = PretendCluster({function: function for function in own})
-    cluster.answers[prediction_worker.answer] = answer
-    cluster.join("a")
-    with (
-        mock.patch.object(prediction_worker, "listen"),
-        mock.patch.object(prediction_worker, "memory_limit", return_value=None),
-    ):
-        yield cluster, asked
-
-
-def test_rankings_and_allowed_labels_are_sent_once(near, path, here, X):
-    cluster, asked = near
-    with (
-        mock.patch("dismec.cluster.batches._LEAST_ROWS", 16),
-        ClusterPredictor(cluster, path) as predictor,
-    ):
-        there = ClusterModel(predictor)
-        for _ in range(2):
-            for allowed in (None, list(range(50))):
-                found = there.predict_topk(X, 5, allowed=allowed)
-                assert_same(found, here.predict_topk(X, 5, allowed=allowed))
-    assert len(asked) > 20
-    assert sum(len(question.rescalings) for question in asked) == 5  # one per shard
-    assert sum(question.bits is not None for question in asked) == 1
-
-
-def test_rankings_and_labels_that_a_worker_has_forgotten_are_sent_again(near, path, here, X):
-    cluster, asked = near
-    with (
-        mock.patch.object(prediction_worker, "KEPT", 1),
-        ClusterPredictor(cluster, path) as predictor,
-    ):
-        there = ClusterModel(predictor)
-        for _ in range(2):
-            for allowed in ([1, 2], [3], None):
-                for rank in ("probability", "score"):
-                    how = {"allowed": allowed, "rank": rank}
-                    assert_same(there.predict_topk(X, 3, **how), here.predict_topk(X, 3, **how))
-                sets = there.assign(X, "macro-f1", allowed=allowed)
-                assert_same_sets(sets, here.assign(X, "macro-f1", allowed=allowed))
-    assert sum(question.bits is not None for question in asked) > 2
-
-
-def test_rankings_of_many_labels_are_sent_in_pieces(near, path, here, X):
-    cluster, asked = near
-    with (
-        mock.patch("dismec.cluster.sent._MOST_BYTES", 1),
-        ClusterPredictor(cluster, path) as predictor,
-    ):
-        assert_same(ClusterModel(predictor).predict_topk(X, 5), here.predict_topk(X, 5))
-    assert [len(question.rescalings) for question in asked[:5]] == [1] * 5
-    assert {question.numbers for question in asked} >= {(0,), (0, 1, 2, 3, 4)}
-
-
-def test_rows_with_many_allowed_labels_are_sent_in_smaller_batches(near, path, here, X):
-    cluster, asked = near
-    every = sp.csr_array(np.ones((X.shape[0], N_LABELS), np.bool_))
-    with (
-        mock.patch("dismec.cluster.batches._MOST_BYTES", 10_000),
-        ClusterPredictor(cluster, path) as predictor,
-    ):
-        found = ClusterModel(predictor).predict_topk(X, 5, allowed=every)
-    assert_same(found, here.predict_topk(X, 5))
-    assert max(len(question.question.sets.starts) - 1 for question in asked) < 10_000 / 4 / N_LABELS
-
-
-# -- a worker that hangs ---------------------------------------------------------------------------
-
-
-class Clock:
-    """Pings that are answered, and time that passes, when the test says so."""
-
-    def __init__(self):
-        self.now = 100.0
-        self.asked = []
-
-    def ping(self):
-        self.asked.append(Task("a", None, Future()))
-        return self.asked[-1]
-
-
-def test_a_worker_counts_as_silent_only_while_questions_are_open_and_pings_are_awaited():
-    clock = Clock()
-    with mock.patch("dismec.cluster.pulse.time", mock.Mock(monotonic=lambda: clock.now)):
-        pulse = Pulse()
-
-        def passes(seconds, step=1.0):
-            for _ in range(int(seconds / step)):
-                clock.now += step
-                pulse.check(clock.ping)
-            return pulse.silent
-
-        assert not passes(30, step=30)  # the worker was only pinged at the end
-        assert len(clock.asked) == 1
-        assert not passes(SILENT_SECONDS - 1)
-        assert not passes(600, step=600)  # nobody listens
-        assert passes(3)
-        clock.asked[-1].future.set_exception(OSError("the scheduler cannot reach it"))
-        assert passes(5)
-        clock.asked[-1].future.set_result(None)
-        assert not passes(1)
-        clock.asked[-1].future.cancel()
-        assert not passes(4)
-        assert len(clock.asked) > 2
-
-
-@pytest.fixture
-def impatient():
-    with (
-        mock.patch("dismec.cluster.pulse.SILENT_SECONDS", 2.0),
-        mock.patch("dismec.cluster.pulse._EVERY_SECONDS", 0.2),
-    ):
-        yield
-
-
-def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, X, impatient):
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        worker = processes.worker()
-        served = serve_on_cluster(str(processes.file), path)
-        wait_until(served.ready)
-        os.kill(worker.pid, signal.SIGSTOP)
-        wait_until(lambda: served.not_ready is not None, 60)
-        assert "5 of 5 shards of the model are only on worker" in served.not_ready
-        with pytest.raises(NotReady, match="has not answered"):
-            served.predict_topk(X[:1])
-        os.kill(worker.pid, signal.SIGCONT)
-        wait_until(served.ready, 60)
-        assert_same(served.predict_topk(X[:3], 5), here.predict_topk(X[:3], 5))
-        served.close()
-
-
-@pytest.mark.slow
-def test_others_take_over_the_rows_of_a_hung_worker(tmp_path, path, here, X, impatient):
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        workers = [processes.worker() for _ in range(2)]
-        with Cluster.connect(processes.file) as cluster:
-            wait_until(lambda: len(cluster.workers()) == 2)
-            with ClusterPredictor(cluster, path) as predictor:
-                there = ClusterModel(predictor)
-                assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
-                os.kill(workers[0].pid, signal.SIGSTOP)
-                try:
-                    assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
-                finally:
-                    os.kill(workers[0].pid, signal.SIGCONT)
-                wait_until(lambda: predictor.step(0.1) or answering(predictor) == 2)
-                assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
-
-
-def answering(predictor):
-    return sum(not member.silent for member in predictor._pool.members.values())
-
-
-@pytest.mark.slow
-def test_a_worker_that_hangs_for_long_is_reported(tmp_path, path, X, impatient):
-    with Processes(tmp_path / "dask") as processes:
-        processes.scheduler()
-        worker = processes.worker()
-        with Cluster.connect(processes.file) as cluster:
-            cluster.wait_for_workers()
-            with ClusterPredictor(cluster, path, patience=1) as predictor:
-                predictor.topk(X[:1])
-                os.kill(worker.pid, signal.SIGSTOP)
-                try:
-                    with pytest.raises(ClusterError, match=r"has not answered.*stop that worker"):
-                        predictor.topk(X)
-                finally:
-                    os.kill(worker.pid, signal.SIGCONT)
-
-
-# -- the command line and the server ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

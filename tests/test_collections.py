@@ -14,10 +14,9 @@ import pytest
 import scipy.sparse as sp
 from distributed import Client
 
-from clusters import CountingProxy, PretendCluster, Processes
+from clusters import CountingProxy, Processes, wait_until
 from conftest import random_problem, weight_files
 from dismec import (
-    ClusterError,
     DataError,
     TrainingParams,
     load_data,
@@ -25,14 +24,9 @@ from dismec import (
     save_data,
     train,
 )
-from dismec.cluster import gathering_worker, placed, training_worker
-from dismec.cluster.gathering import _blocks_of
-from dismec.cluster.training import ClusterJob, _BlockWorker, _ClusterRun
+from dismec.cluster import gather, remote_data
 from dismec.data.dataset import Dataset
 from dismec.data.training_file import TrainingData, XmcWriter
-from dismec.errors import WorkerLost
-from dismec.features.transform import Transform
-from dismec.solve.partition import BlockCutter
 from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=10, tfidf=True)
@@ -102,7 +96,7 @@ def collections(path, *, dense=False, rows=ROWS, block=BLOCK):
 
 
 def copies(processes):
-    return [path for path in processes.folder.rglob("*.xmc") if path.is_file()]
+    return list(processes.folder.glob("*/dask-scratch-space/dismec-*/copy"))
 
 
 @pytest.mark.cluster
@@ -121,7 +115,7 @@ def test_dask_arrays_give_the_model_of_one_machine(
     # At most one copy per machine during the training, and none afterwards.
     assert 1 <= len(seen) <= 2
     assert len({path.relative_to(processes.folder).parts[0] for path in seen}) == len(seen)
-    assert copies(processes) == []
+    wait_until(lambda: not copies(processes))
     assert not list((tmp_path / "model").glob(".data-*"))
 
 
@@ -224,7 +218,7 @@ def test_a_file_that_only_workers_can_see_is_trained_on(
     assert " 0.0 MB of data sent" in ran.stderr
     assert weight_files(tmp_path / "model") == expected[1]
     assert open_model(tmp_path / "model").names == (names if name.endswith("xmc") else None)
-    assert copies(processes) == []
+    wait_until(lambda: not copies(processes))
     assert (folder / name).exists()
 
 
@@ -339,105 +333,58 @@ def blocks(*shape, chunks):
 )
 def test_collections_that_do_not_fit_are_refused_in_one_line(X, Y, reason):
     with pytest.raises(DataError, match=reason):
-        _blocks_of(X, Y)
+        gather._blocks_of(X, Y)
 
 
 def test_collections_are_recognized_without_dask():
     X = blocks(4, 4, chunks=(2, 4))
-    assert placed.is_placed(X)
-    assert placed.is_placed([X, X])
-    assert placed.is_placed("data.xmc")
-    assert not placed.is_placed(np.zeros((2, 2)))
-    assert not placed.is_placed([np.zeros((2, 2))])
-    assert not placed.is_placed([[1.0, 2.0], [3.0, 4.0]])
+    assert remote_data.is_placed(X)
+    assert remote_data.is_placed([X, X])
+    assert remote_data.is_placed("data.xmc")
+    assert not remote_data.is_placed(np.zeros((2, 2)))
+    assert not remote_data.is_placed([np.zeros((2, 2))])
+    assert not remote_data.is_placed([[1.0, 2.0], [3.0, 4.0]])
 
 
 @pytest.fixture
-def handing(tmp_path, problem):
-    """A run whose data is on worker a, and the steps that bring it to worker b."""
-    X, Y = problem
-    (tmp_path / "model").mkdir()
-    costs = np.ones(Y.shape[1], np.int64)
-    transform = Transform(X.shape[1])
-    facts = placed.DataFacts(100, "0" * 64, ROWS, transform, costs, np.arange(len(costs)), None)
-    data = placed.PlacedData(facts, "a", "/there/data.xmc")
-    cluster = PretendCluster()
-    for address in "abc":
-        cluster.join(address)
-    labels = np.arange(len(costs))
-    cutter = BlockCutter(labels, labels, costs, 1000)
-    given = tmp_path / "model", Path("unused"), facts.fingerprint, PARAMS.solver, transform, cutter
-    run = _ClusterRun(cluster, ClusterJob(*given, placed=data))
-    return cluster, run, run._hand_over(_BlockWorker("b", cluster.there["b"]))
-
-
-def test_data_comes_from_another_worker_if_its_holder_leaves(handing):
-    cluster, run, steps = handing
-    assert next(steps).needs == ("a",)
-    del cluster.there["a"]
-    assert steps.throw(WorkerLost("a is gone")) is None  # until a worker has them
-    assert next(steps) is None
-    run._holders["c"] = "/also/there.xmc"
-    task = next(steps)
-    assert (task.worker, task.needs) == ("b", ("c",))
-    assert cluster.calls[steps.send(None)][0] is training_worker.adopt_data
-
-
-def test_losing_the_receiving_worker_ends_only_its_own_steps(handing):
-    _, _, steps = handing
-    next(steps)
-    with pytest.raises(WorkerLost, match="b is gone"):
-        steps.throw(WorkerLost("b is gone"))
-
-
-def test_losing_all_data_ends_the_run_with_advice(handing, monkeypatch):
-    cluster, _, steps = handing
-    next(steps)
-    del cluster.there["a"]
-    monkeypatch.setattr("dismec.cluster.training._NOBODY_SECONDS", 0.0)
-    with pytest.raises(ClusterError, match="no worker has the data anymore; run the same command"):
-        steps.throw(WorkerLost("a is gone"))
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """Run functions for workers in this process."""
-    monkeypatch.setattr("dismec.cluster.shipping.private_directory", lambda: tmp_path)
-    return tmp_path
+def growing(tmp_path, monkeypatch):
+    """Make files that grow in this process."""
+    monkeypatch.setattr("dismec.cluster.file_copies.scratch_directory", lambda: tmp_path)
+    return lambda *kinds: gather._GrowingFile("file", kinds)
 
 
 OPTIONS = {"tfidf": False, "normalize": True, "bias": 1.0, "dense_scale": 1.0}
 
 
-def test_facts_of_blocks_equal_those_of_the_whole(here, problem):
+def test_facts_of_blocks_equal_those_of_the_whole(growing, problem):
     X, Y = problem
-    for number, begin in enumerate(range(0, ROWS, 250)):
+    file = growing("X", "Y")
+    for begin in range(0, ROWS, 250):
         rows = slice(begin, begin + 250)
-        gathering_worker.append("p-1", number, ("X", "Y"), X[rows], Y[rows].toarray())
-    facts = gathering_worker.finish("p-1", None, OPTIONS)
+        gather._append(file, X[rows], Y[rows].toarray())
+    copy = gather._finish(file, None)
+    facts, path = gather._facts_of(copy, OPTIONS)
     job = fit(X, Y)
     assert facts.fingerprint == job.manifest.data
     np.testing.assert_array_equal(facts.label_counts, job.label_counts)
     assert facts.n_rows == ROWS
-    gathering_worker.discard("p")
-    assert list(here.iterdir()) == []
+    assert Path(path).exists()
+    del copy
+    assert not Path(path).parent.exists()
 
 
-def test_blocks_of_other_widths_are_refused(here, problem):
+def test_blocks_of_other_widths_are_refused(growing, problem):
     X, Y = problem
-    gathering_worker.append("p-1", 0, ("X", "Y"), X[:10], Y[:10])
+    file = growing("X", "Y")
+    gather._append(file, X[:10], Y[:10])
     with pytest.raises(DataError, match="block 1: rows with 79 features, not 80"):
-        gathering_worker.append("p-1", 1, ("X", "Y"), X[:10, :79], Y[:10])
+        gather._append(file, X[:10, :79], Y[:10])
     with pytest.raises(
         DataError, match="block 1: the number of labels is 3; blocks before have 40"
     ):
-        gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:10, :3])
+        gather._append(file, X[:10], Y[:10, :3])
     with pytest.raises(DataError, match=r"block 1: X has 10 rows, Y has shape \(9, 40\)"):
-        gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:9])
-    with pytest.raises(ClusterError, match="restarted"):
-        gathering_worker.append("p-1", 2, ("X", "Y"), X[:10], Y[:10])
-    gathering_worker.discard("p")
-    assert list(here.iterdir()) == []
+        gather._append(file, X[:10], Y[:9])
 
 
 @pytest.mark.parametrize(
@@ -450,10 +397,9 @@ def test_blocks_of_other_widths_are_refused(here, problem):
         (({1: float("nan")}, [1]), "block 0: row index 1, feature 1: nan is not a finite"),
     ],
 )
-def test_unsound_rows_of_a_bag_are_named(here, row, reason):
+def test_unsound_rows_of_a_bag_are_named(growing, row, reason):
     with pytest.raises(DataError, match=reason):
-        gathering_worker.append("p-1", 0, ("rows",), [({0: 1.0}, [0]), row])
-    gathering_worker.discard("p")
+        gather._append(growing("rows"), [({0: 1.0}, [0]), row])
 
 
 def test_a_file_is_written_in_pieces_with_dense_features(tmp_path, problem):

@@ -347,14 +347,13 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
 @pytest.mark.cluster
 @sparse_and_both
 def test_a_cluster_trains_and_predicts_the_same(refined, dask_cluster, tmp_path):
-    from dismec.cluster.connection import Cluster
-    from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+    from dismec.cluster.prediction import ClusterModel
 
     address, directory = str(dask_cluster), tmp_path / "model"
     train(*refined.data, directory, REFINE, names=NAMES, cluster=address)
     assert files_of(directory) == files_of(refined.path)
-    with Cluster.connect(address) as cluster, ClusterPredictor(cluster, directory) as predictor:
-        there, here = ClusterModel(predictor), refined.model
+    here = refined.model
+    with ClusterModel(directory, address) as there:
         for rank in ("score", "probability"):
             found, expected = (m.predict_topk(refined.X_test, 4, rank=rank) for m in (there, here))
             for one, other in zip(found, expected, strict=True):

@@ -22,7 +22,7 @@ from dismec import (
     train,
 )
 from dismec.cli import main
-from dismec.cluster.prediction import ClusterPredictor
+from dismec.cluster.prediction import ClusterModel
 from dismec.data.dataset import Dataset
 from dismec.model.directory import locked
 from dismec.serve.answers import Service
@@ -143,7 +143,7 @@ def contents(path: Path):
         open_model,
         DiSMECClassifier.load,
         DiSMECTextClassifier.load,
-        lambda path: ClusterPredictor(None, path),
+        lambda path: ClusterModel(path, None),
         lambda path: Service(path, Limits()),
         lambda path: add_labels(path, *random_problem()),
         lambda path: update_labels(path, *random_problem(), [3]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ClusterError", "DataError", "DismecError", "ModelError", "NotReady", "WorkerLost"]
+__all__ = ["ClusterError", "DataError", "DismecError", "ModelError"]
 
 
 _LONGEST = 2000  # characters: damaged files may hold values of any length
@@ -32,11 +32,3 @@ class ModelError(DismecError):
 
 class ClusterError(DismecError):
     """A cluster that cannot be used: unreachable, without workers, or with unsuitable ones."""
-
-
-class WorkerLost(ClusterError):  # noqa: N818  named after the event
-    """The worker that ran a task is gone."""
-
-
-class NotReady(ClusterError):  # noqa: N818  named after the state
-    """A cluster that cannot answer at the moment, but may do so soon."""

@@ -347,7 +347,7 @@ def cluster_messages(cluster: str | None, quiet: bool) -> Iterator[None]:
     if cluster is None:
         yield
         return
-    from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
+    from dismec.cluster import client  # noqa: F401  sets the levels of Dask's loggers
 
     logger, handler = logging.getLogger("dismec"), _ClusterLines()
     logger.addHandler(handler)

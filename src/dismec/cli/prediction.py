@@ -83,14 +83,10 @@ def _opened(model: Path, cluster: str | None) -> Iterator[Model]:
         yield open_model(model, check=True)
         return
     with cluster_messages(cluster, quiet=False):
-        from dismec.cluster.connection import Cluster
-        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+        from dismec.cluster.prediction import ClusterModel
 
-        with (
-            Cluster.connect(cluster) as connection,
-            ClusterPredictor(connection, model) as predictor,
-        ):
-            yield ClusterModel(predictor)
+        with ClusterModel(model, cluster) as opened:
+            yield opened
 
 
 _rerank_option = click.option(

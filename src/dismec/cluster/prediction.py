@@ -1,394 +1,379 @@
-"""Rows × shards on the workers of a cluster → top k.
+"""A model whose shards are on the workers of a cluster: the answers of `Model`, bit for bit.
 
-Every worker holds some shards. Rows are sent in batches; a worker with free capacity gets the next
-batch that has not been scored against some of its shards, and returns the best labels among them.
-What a worker was scoring when it dies is scored by others, once they have its shards.
+Each shard is a task result on one worker, or on several if there are fewer shards than workers.
+Rows are sent in batches, and a batch is one task per shard; the client merges their results.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dismec.cluster import prediction_worker
-from dismec.cluster.batches import RowBatch
-from dismec.cluster.connection import Cluster
-from dismec.cluster.placement import Place, plan
-from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work, check_workers
-from dismec.cluster.pulse import SILENT_SECONDS, Pulse
-from dismec.cluster.ranking import ClusterRanking, Layout, RemoteModel
-from dismec.cluster.sent import SentOrders
-from dismec.cluster.shipping import Sender
-from dismec.cluster.task import Task
-from dismec.errors import ClusterError, ModelError
+from dismec.cluster import shard_queries
+from dismec.cluster.client import Cluster, SchedulerLost, Tasks
+from dismec.cluster.file_copies import NeedsFile, send
+from dismec.cluster.shard_queries import Rescaling, ShardFile
+from dismec.data.counts import check_k
+from dismec.data.matrices import Rows
+from dismec.data.mixed import MixedArrays
+from dismec.errors import ClusterError, DataError, ModelError
+from dismec.model.allowed import Allowed
+from dismec.model.calibration import Calibration, Float32s
+from dismec.model.label_index import LabelIndex
+from dismec.model.model import Model
 from dismec.model.opening import read_head
-from dismec.model.scoring import Labels, Scores
+from dismec.model.rankings import Rankings
+from dismec.model.scoring import Labels, RowTransform, Scores, check_explained, empty_topk
+from dismec.model.shards import Shard, first_labels
 
-__all__ = ["ClusterModel", "ClusterPredictor", "Traffic"]
+__all__ = ["ClusterModel"]
 
-_AHEAD = 2  # batches given to a worker, per thread, plus one
-_OPEN_BYTES = 256_000_000  # total size of unfinished batches
-_MEMORY_SHARE = 0.6  # share of a worker's memory for shards: beyond that, Dask starts to clear it
-_JOIN_SECONDS = 5.0
-
-_log = logging.getLogger("dismec")
-
-
-@dataclass
-class Traffic:
-    """Bytes that have passed through this process: weights, rows and answers."""
-
-    weights: int = 0
-    rows: int = 0
-    answers: int = 0
+_MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # per batch
+_BATCHES_PER_THREAD = 6  # at least, so the last ones are a small share of the work
+_AHEAD = 2  # batches submitted per thread
 
 
-@dataclass(eq=False)
-class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
-    """A worker, the shards that it holds or is receiving, and the batches it is scoring."""
+class ClusterModel(Model):
+    """A model on a cluster: it predicts and explains like `Model`, but has no weights here.
 
-    since: float = field(default_factory=time.monotonic)
-    room: float | None = None  # bytes for shards, once it has joined
-    call: Callable[..., Task] | None = None  # direct calls, if it can be reached directly
-    held: set[int] = field(default_factory=set)
-    coming: set[int] = field(default_factory=set)  # shards on their way to it
-    sent: SentOrders = field(default_factory=SentOrders)
-    pulse: Pulse = field(default_factory=Pulse)
-    silent: bool = False  # it holds its shards but does not answer
-
-    @property
-    def answering(self) -> set[int]:
-        """The shards that it holds, if it answers."""
-        return set() if self.silent else self.held
-
-    @property
-    def spare(self) -> int:
-        return _AHEAD * self.info.threads + 1 - len(self.tasks)
-
-
-class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
-    """A model whose shards are distributed over the memory of a cluster's workers.
-
-    Use it in a ``with`` statement, from one thread. The answers are those of `Predictor`, bit for
-    bit.
+    Use it in a ``with`` statement, from one thread; the workers then release the model.
 
     Parameters
     ----------
+    path
+        The model directory. Workers that can read this path map its files; others are sent what
+        they need.
     cluster
-        The connection, which stays open at the end.
-    directory
-        The model. Workers that can read this path map its files; others are sent what they need.
-    patience
-        Seconds to wait for workers that hold, or have room for, missing shards.
+        As for `Cluster.connect`; a client or a cluster stays open at the end.
 
     Raises
     ------
     ModelError
         As in `open_model`.
     ClusterError
-        If there is no worker, or one runs another version of dismec.
+        If there is no scheduler, no worker, or one that runs another version of dismec.
     """
 
-    def __init__(
-        self, cluster: Cluster, directory: str | os.PathLike[str], *, patience: float = 60.0
-    ) -> None:
-        path = Path(directory).resolve()
-        self.manifest, self.transform, self.parts = read_head(path, check=True)
-        if self.manifest.shards is None:
-            raise ModelError(
-                f"{directory}: in an older format; `dismec prune {directory} -o NEW` converts it"
-            )
-        receipts = self.manifest.shards
-        if sum(r.n_labels for r in receipts) != np.count_nonzero(self.parts.labels.counts):
-            raise ModelError(f"{directory}: the shards do not hold every label that had rows")
-        shape = self.manifest.n_labels, self.manifest.n_columns
-        self.traffic = Traffic()
-        self._cluster = cluster
-        self._patience = patience
-        self._files = [prediction_worker.ShardFile(str(path / r.file), r, shape) for r in receipts]
-        self.layout = Layout(self._files, self.manifest.n_labels)
-        self._sender = Sender(cluster)
-        self._token = self._sender.token
-        self._pool: Pool[_ShardWorker, tuple[RowBatch, tuple[int, ...]]] = Pool(
-            cluster, Work(_ShardWorker, self._join, self._maintain, self._lost)
-        )
-        self._batches: dict[RowBatch, None] = {}  # in order of arrival
-        self._needs_plan = True
-        self._progressed = self._renewed = time.monotonic()
-        check_workers(cluster)
+    def __init__(self, path: str | os.PathLike[str], cluster: Any) -> None:
+        directory = Path(path).resolve()
+        manifest, transform, parts = read_head(directory, check=True)
+        receipts = manifest.shards or ()
+        if sum(r.n_labels for r in receipts) != np.count_nonzero(parts.labels.counts):
+            raise ModelError(f"{path}: the shards do not hold every label that had rows")
+        shape = manifest.n_labels, manifest.n_columns
+        files = [ShardFile(str(directory / r.file), r, shape) for r in receipts]
+        with ExitStack() as stack:
+            connection = Cluster.connect(cluster)
+            if connection is not cluster:
+                stack.enter_context(connection)
+            connection.check_workers()
+            self._remote = _RemoteShards(connection, files, manifest.n_labels)
+            self._connection = stack.pop_all()
+        rankings = _ClusterRankings(self._remote, transform, parts.calibration)
+        super().__init__(manifest, transform, parts, rankings)
+
+    def __enter__(self) -> ClusterModel:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Make the workers release the model."""
-        self._batches.clear()
-        self._pool.close((prediction_worker.release, self._token))
+        """Make the workers release the model, and disconnect."""
+        self._remote.release()
+        self._connection.close()
 
-    def topk(self, X: Any, k: int = 5) -> tuple[Labels, Scores]:
-        """Like `Predictor.topk`; `ClusterModel` supports more kinds of prediction.
+
+@dataclass(eq=False)
+class _Query:
+    """A function of `shard_queries`, to be called with some rows for some shards.
+
+    `args` may contain futures. `done` is called with the results, in the order of `shards`.
+    """
+
+    function: Callable[..., Any]
+    rows: Rows
+    args: tuple[Any, ...]
+    rescaling: Callable[[int], Any]  # a future of `Rescaling` for a shard, or None
+    shards: Sequence[int]
+    done: Callable[[list[Any]], None]
+    sent: Any = None  # a future of the rows
+    found: dict[int, Any] = field(default_factory=dict)
+
+
+class _RemoteShards:
+    """The shards of a model as results of tasks on workers."""
+
+    def __init__(self, cluster: Cluster, files: list[ShardFile], n_labels: int) -> None:
+        self.cluster = cluster
+        self.files = files
+        self.n_labels = n_labels
+        self._held: dict[tuple[int, str], Any] = {}  # futures, by shard and worker
+        self._homes: dict[int, tuple[str, Any]] = {}  # workers that were sent a shard
+        self._turn = 0
+
+    def release(self) -> None:
+        """Let the workers drop the shards."""
+        self._held.clear()
+        self._homes.clear()
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The memory-mapped shards, for their labels; workers have checked them."""
+        return [file.read(check=False) for file in self.files]
+
+    @cached_property
+    def index(self) -> LabelIndex:
+        """The shard and the classifier of each label."""
+        return LabelIndex(self.shards, self.n_labels)
+
+    @property
+    def threads(self) -> int:
+        """Total number of threads of all workers."""
+        return sum(self.cluster.workers().values())
+
+    def submit(self, function: Callable[..., Any], *args: Any, worker: str | None = None) -> Any:
+        """Submit a task, to a worker if it is still there."""
+        where = {"workers": [worker], "allow_other_workers": True} if worker else {}
+        return self.cluster.client.submit(function, *args, pure=False, **where)
+
+    def run(self, queries: Iterable[_Query]) -> None:
+        """Answer queries, and call `done` of each.
 
         Raises
         ------
         ClusterError
-            If there is no scheduler, no worker, or no room for the model, for `patience` seconds.
+            If there is no scheduler or no worker, or workers die of a task.
         """
-        return ClusterRanking(self, self.transform).topk(X, k)
+        tasks = Tasks(self.cluster)
+        asked: dict[str, tuple[_Query, int, Any]] = {}  # by key; the future keeps the task
 
-    @property
-    def threads(self) -> int:
-        """Total number of threads of all workers that take part."""
-        return sum(member.info.threads for member in self._pool.members.values())
+        def ask(query: _Query, number: int) -> None:
+            future = self._ask(query, number)
+            asked[future.key] = query, number, future
+            tasks.add(future)
 
-    def run(self, batches: Iterable[RowBatch]) -> None:
-        """Score batches, as fast as workers accept them; raises the errors of `topk`."""
+        def step() -> None:
+            for future, outcome in tasks.finished():
+                query, number, _ = asked.pop(future.key)
+                if isinstance(outcome, Exception):
+                    self._recover(number, outcome)
+                    ask(query, number)
+                    continue
+                query.found[number] = outcome
+                if len(query.found) == len(query.shards):
+                    query.done([query.found[n] for n in query.shards])
+
         try:
-            while self.missing:
-                self.step()
-            for batch in batches:
-                while not self.has_capacity:
-                    self.step()
-                self.add(batch)
-            while self._batches:
-                self.step()
-        finally:
-            self.drop()
+            for query in queries:
+                if not query.shards:
+                    query.done([])
+                for number in query.shards:
+                    ask(query, number)
+                while len(asked) > _AHEAD * max(self.threads, 1) * max(len(query.shards), 1):
+                    step()
+            while asked:
+                step()
+        except SchedulerLost:
+            raise ClusterError("the scheduler is gone; run the same command again") from None
+
+    def _ask(self, query: _Query, number: int) -> Any:
+        """Submit the task of a query for one shard, to a worker that holds the shard."""
+        worker = self._holder(number)
+        if query.sent is None:
+            query.sent = self.submit(Rows, *query.rows, worker=worker)
+        held = self._held.get((number, worker))
+        if held is None:
+            home = self._homes[number][0] if number in self._homes else None
+            held = self.submit(shard_queries.load_shard, self.files[number], home, worker=worker)
+            self._held[number, worker] = held
+        rescaling = query.rescaling(number)
+        return self.submit(query.function, held, rescaling, query.sent, *query.args, worker=worker)
+
+    def _holder(self, number: int) -> str:
+        """Return a worker for a shard; all workers have something to do."""
+        while not (workers := sorted(self.cluster.workers())):  # raises an error after a while
+            time.sleep(0.1)
+        holders = workers[number :: len(self.files)] or [workers[number % len(workers)]]
+        self._turn += 1
+        return holders[self._turn // len(self.files) % len(holders)]
+
+    def _recover(self, number: int, error: Exception) -> None:
+        """Send a worker a shard that it cannot read; raise other errors."""
+        if not isinstance(error, NeedsFile):
+            raise error
+        for key in [key for key in self._held if key[0] == number]:
+            del self._held[key]
+        home = self._homes[number][0] if number in self._homes else None
+        if error.home != home:
+            return  # it has been sent in the meantime
+        self._homes.pop(number, None)
+        file = self.files[number]
+        file.read()  # raises an error if it is missing or altered
+        kept = send(self.cluster, file.spec, error.worker)
+        if kept is not None:
+            self._homes[number] = error.worker, kept
+
+
+class _ClusterRanking:
+    """A ranking of all labels on a cluster: equivalent to `Predictor`, bit for bit.
+
+    With `curves`, a slope and an offset per label, labels are ranked by slope·score + offset.
+    """
+
+    def __init__(
+        self,
+        remote: _RemoteShards,
+        transform: RowTransform,
+        curves: tuple[Float32s, Float32s, float] | None = None,
+    ) -> None:
+        self.transform = transform
+        self._remote = remote
+        self._curves = curves
+        self._rescalings: dict[int, Any] = {}  # futures, by shard
 
     @property
-    def missing(self) -> list[int]:
-        """The shards that no answering worker holds at the moment."""
-        held: set[int] = set()
-        held.update(*(member.answering for member in self._pool.members.values()))
-        return [number for number in range(len(self._files)) if number not in held]
+    def n_labels(self) -> int:
+        """Number of labels of the model."""
+        return self._remote.n_labels
 
-    @property
-    def why_missing(self) -> str:
-        """Describe why the missing shards are unavailable."""
-        missing = set(self.missing)
-        share = f"{len(missing)} of {len(self._files)} shards of the model"
-        for member in self._pool.members.values():
-            if member.silent and member.held & missing:
-                wait = f"has not answered for {SILENT_SECONDS:.0f} s"
-                return f"{share} are only on worker {member.address}, which {wait}"
-        return f"{share} are being sent to a worker"
+    def topk(
+        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
+    ) -> tuple[Labels, Scores]:
+        """Like `Predictor.topk`; `threads` is ignored, as workers use their own."""
+        k = check_k(k)
+        rows = self.transform.arrays(X)
+        if allowed is not None:
+            allowed.check(rows.n_rows)
+        labels, scores = empty_topk(rows.n_rows, k)
+        places = min(k, self.n_labels)
+        if places == 0 or rows.n_rows == 0:
+            return labels, scores
 
-    @property
-    def has_capacity(self) -> bool:
-        """Whether a worker is idle, and there is room for another batch."""
-        if not self._files:
-            return True
-        if sum(batch.n_bytes for batch in self._batches) > _OPEN_BYTES:
-            return False
-        return any(
-            member.spare > 0 and not any(batch.todo & member.held for batch in self._batches)
-            for member in self._pool.members.values()
-            if member.answering
+        def keep(start: int, stop: int, found: list[Any]) -> None:
+            best = shard_queries.merge(found, stop - start, places)
+            labels[start:stop, :places], scores[start:stop, :places] = best
+
+        def queries() -> Iterator[_Query]:
+            for start, stop in _cut_rows(rows, self._remote.threads, allowed):
+                chunk = self.transform.apply_between(rows, start, stop)
+                among = self._among(allowed, start, stop)
+                yield self._query(
+                    shard_queries.best, chunk, partial(keep, start, stop), places, among
+                )
+
+        self._remote.run(queries())
+        return labels, scores
+
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
+        """Like `Predictor.decision_function`."""
+        labels, scores = self.topk(X, max(self.n_labels, 1), threads)
+        result = np.full((len(labels), self.n_labels), -1, np.float32)
+        row, place = np.nonzero(labels >= 0)
+        result[row, labels[row, place]] = scores[row, place]
+        return result
+
+    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
+        """Like `Predictor.explain`."""
+        rows = self.transform.arrays(X)
+        check_explained(rows.n_rows, label, self.n_labels)
+        shard, classifier = self._remote.index.find(label)
+        if shard < 0:
+            raise DataError(f"label {label} was never trained: no training row had it")
+        row = self.transform.apply_between(rows, 0, 1)
+        found: list[Any] = []
+        query = self._query(shard_queries.explain, row, found.extend, classifier)
+        query.shards = [shard]
+        self._remote.run([query])
+        weights, score = found[0]
+        return row, weights, score
+
+    def place(self, X: Any, label: int) -> int:
+        """Like `Predictor.place`."""
+        row, _, score = self.explain(X, label)
+        found: list[int] = []
+        self._remote.run([self._query(shard_queries.count, row, found.extend, label, score)])
+        return 1 + sum(found)
+
+    def _query(
+        self,
+        function: Callable[..., Any],
+        rows: Rows,
+        done: Callable[[list[Any]], None],
+        *args: Any,
+    ) -> _Query:
+        every = range(len(self._remote.files))
+        return _Query(function, rows, args, self._rescaling, every, done)
+
+    def _rescaling(self, number: int) -> Any:
+        if self._curves is None:
+            return None
+        if number not in self._rescalings:
+            slopes, offsets, bias = self._curves
+            leaders = self._remote.shards[number].leaders
+            given = slopes[leaders], offsets[leaders], bias
+            self._rescalings[number] = self._remote.submit(Rescaling, *given)
+        return self._rescalings[number]
+
+    def _among(self, allowed: Allowed | None, start: int, stop: int) -> Any:
+        """Return the labels allowed for some rows; a set for all rows is sent only once."""
+        if allowed is None:
+            return None
+        mask = allowed.mask
+        if mask is None:
+            return allowed.take(slice(start, stop))
+        return allowed.prepared(
+            self._remote,
+            lambda: self._remote.submit(shard_queries.label_set, np.packbits(mask), self.n_labels),
         )
 
-    def add(self, batch: RowBatch) -> None:
-        """Add a batch to score; `step` continues with it."""
-        only = batch.ask.shard
-        batch.todo = set(range(len(self._files))) if only is None else {only}
-        self._batches[batch] = None
-        self._finish(batch)  # for a model without weights
-        self._hand_out()
 
-    def drop(self) -> None:
-        """Drop all batches."""
-        self._pool.drop()
-        self._batches.clear()
+class _ClusterRankings(Rankings):
+    """The rankings of a model whose weights are on a cluster."""
 
-    def step(self, timeout: float = 0.5, wake: Task | None = None) -> None:
-        """Wait until something happens, or `wake` is done, and handle it.
+    def __init__(
+        self, remote: _RemoteShards, transform: RowTransform, calibration: Calibration | None
+    ) -> None:
+        super().__init__(remote.n_labels, transform, calibration)
+        self._remote = remote
 
-        It takes at most `timeout` seconds while the scheduler answers. Raises `ClusterError` if
-        shards have been missing, and none was being sent, for `patience` seconds; also errors from
-        `RowBatch.done`, and the error that excluded the last worker.
-        """
-        for member, (batch, numbers), outcome in self._pool.turn(timeout, wake):
-            batch.scoring -= 1
-            if isinstance(outcome, prediction_worker.Forgotten):
-                member.sent.forget()
-                batch.todo.update(numbers)
-            elif isinstance(outcome, Exception):
-                self._fail(batch, outcome)
-            else:
-                batch.found.append(outcome)
-                self.traffic.answers += _answer_bytes(outcome)
-                self._finish(batch)
-        self.traffic.weights = self._sender.n_bytes
-        self._hand_out()
-        self._check_patience()
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same weights, int64 (n_labels,)."""
+        return first_labels(self._remote.shards, self.n_labels)
 
-    def _check_patience(self) -> None:
-        missing = self.missing
-        if not missing or self._pool.preparing:
-            self._progressed = time.monotonic()
-        waited = time.monotonic() - self._progressed
-        if waited <= self._patience:
-            return
-        self._progressed = time.monotonic()
-        if not self._pool.members:
-            raise ClusterError(f"there has been no worker for {waited:.0f} s")
-        if any(member.silent for member in self._pool.members.values()):
-            raise ClusterError(f"{self.why_missing}: stop that worker, or add others")
-        size = sum(self._files[number].receipt.bytes for number in missing)
-        raise ClusterError(
-            f"no worker has room for {len(missing)} of the model's {len(self._files)} shards, "
-            f"{size / 1e9:.3g} GB: add workers, or give them more memory"
-        )
+    def _by_score(self) -> _ClusterRanking:
+        return _ClusterRanking(self._remote, self.transform)
 
-    def _join(self, member: _ShardWorker) -> Steps:
-        """Start a session on a worker, or keep it from expiring."""
-        join = prediction_worker.join
-        limit = yield self._cluster.submit(member.address, join, self._token)
-        if member.room is None:
-            self._pool.begin(member, self._try_directly(member))
-            member.room = math.inf if limit is None else _MEMORY_SHARE * limit
-            self._needs_plan = True
-
-    def _try_directly(self, member: _ShardWorker) -> Steps:
-        """Find out whether rows can be sent to a worker without the scheduler."""
-        try:
-            yield self._cluster.call(member.address, prediction_worker.check_reachable, self._token)
-        except Exception:
-            return
-        member.call = self._cluster.call
-
-    def _maintain(self) -> None:
-        """Renew sessions, check that workers answer, place shards, and hand out batches."""
-        now = time.monotonic()
-        if now - self._renewed > prediction_worker.LEASE_SECONDS / 5:
-            self._renewed = now
-            for member in self._pool.members.values():
-                self._pool.begin(member, self._join(member))
-        for member in self._pool.members.values():
-            self._check_pulse(member)
-        self._place()
-        self._hand_out()
-
-    def _check_pulse(self, member: _ShardWorker) -> None:
-        """Notice that a worker hangs or answers again; others get what it was scoring."""
-        member.pulse.check(partial(self._cluster.ping, member.address))
-        if member.pulse.silent == member.silent:
-            return
-        member.silent = member.pulse.silent
-        self._needs_plan = True
-        state = "does not answer" if member.silent else "answers again"
-        _log.warning("worker %s %s", member.address, state)
-        for task, (batch, numbers) in member.tasks.items():
-            self._cluster.forget(task)
-            batch.todo.update(numbers)
-            batch.scoring -= 1
-        member.tasks.clear()
-
-    def _place(self) -> None:
-        """Make sure that every shard is placed and every worker has something to do."""
-        members = self._pool.members
-        now = time.monotonic()
-        # Wait until all known workers have answered: each of them should get a share.
-        joining = any(m.room is None and now - m.since < _JOIN_SECONDS for m in members.values())
-        if not self._needs_plan or joining:
-            return
-        self._needs_plan = False
-        sizes = [file.receipt.bytes for file in self._files]
-        places = {
-            address: Place(member.held | member.coming, member.room)
-            for address, member in members.items()
-            if member.room is not None and not member.silent
-        }
-        brought: dict[str, list[int]] = {}
-        for address, number in plan(sizes, places):
-            brought.setdefault(address, []).append(number)
-        for address, numbers in brought.items():
-            members[address].coming.update(numbers)
-            self._pool.begin(members[address], self._bring(members[address], numbers))
-
-    def _bring(self, member: _ShardWorker, numbers: Sequence[int]) -> Steps:
-        """Make a worker map shards, one after the other; send it those whose files it lacks."""
-        hold = prediction_worker.hold
-        for number in numbers:
-            file = self._files[number]
-            if not (yield self._cluster.submit(member.address, hold, self._token, number, file)):
-                yield from self._send(member.address, number)
-            member.coming.discard(number)
-            member.held.add(number)
-
-    def _send(self, address: str, number: int) -> Steps:
-        file = self._files[number]
-        path, adopt = Path(file.path), prediction_worker.adopt_shard
-        if not path.exists():
-            raise ModelError(f"{path}: missing, though the manifest names it")
-        try:
-            yield from self._sender.send(address, path, adopt, self._token, number, file)
-        except ModelError:
-            raise ModelError(f"{path}: altered since it was written") from None
-
-    def _lost(self, member: _ShardWorker, why: str) -> None:
-        """Score again what a lost worker was scoring."""
-        self._needs_plan = True
-        _log.warning("worker %s %s", member.address, why)
-        for batch, numbers in member.tasks.values():
-            batch.todo.update(numbers)
-            batch.scoring -= 1
-            batch.losses += 1
-            if batch.losses >= MOST_LOSSES:
-                reason = f"{batch.losses} workers have died while scoring the same rows"
-                self._fail(batch, ClusterError(f"{reason}, perhaps out of memory"))
-
-    def _hand_out(self) -> None:
-        """Give every worker enough work, those with the least first."""
-        ready = [member for member in self._pool.members.values() if member.answering]
-        while sum(map(self._hand_one, sorted(ready, key=lambda member: -member.spare))):
-            pass
-
-    def _hand_one(self, member: _ShardWorker) -> bool:
-        if member.spare <= 0:
-            return False
-        for batch in self._batches:
-            numbers = tuple(sorted(batch.todo & member.held))
-            if numbers:
-                call = member.call or self._cluster.submit
-                asked = member.sent.ask(batch, numbers, self.layout)
-                work = self._token, asked, batch.rows
-                task = call(member.address, prediction_worker.answer, *work)
-                batch.todo.difference_update(asked.numbers)
-                batch.scoring += 1
-                member.tasks[task] = batch, asked.numbers
-                self.traffic.rows += batch.n_bytes
-                return True
-        return False
-
-    def _fail(self, batch: RowBatch, error: Exception) -> None:
-        if batch in self._batches:
-            del self._batches[batch]
-            batch.done(error)
-
-    def _finish(self, batch: RowBatch) -> None:
-        if batch.todo or batch.scoring or batch not in self._batches:
-            return
-        del self._batches[batch]
-        batch.done(batch.ask.question.merged(batch.found, batch.rows.n_rows))
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> _ClusterRanking:
+        curves = slopes, offsets, self.transform.bias
+        return _ClusterRanking(self._remote, self.transform.with_bias(1.0), curves)
 
 
-class ClusterModel(RemoteModel):
-    """A model on a cluster: it predicts and explains like `Model`, but has no weights here."""
+def _cut_rows(
+    rows: Rows | MixedArrays, threads: int, allowed: Allowed | None
+) -> Iterator[tuple[int, int]]:
+    """Yield where batches of rows start and end, for this total number of threads.
 
-    def __init__(self, predictor: ClusterPredictor) -> None:
-        super().__init__(predictor.manifest, predictor.transform, predictor.parts, predictor)
-
-
-def _answer_bytes(outcome: Any) -> int:
-    """Return the size of the arrays in an answer."""
-    parts = outcome if isinstance(outcome, tuple) else (outcome,)
-    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+    The size of a batch includes the label sets of its rows.
+    """
+    share = rows.n_rows // (_BATCHES_PER_THREAD * max(threads, 1))
+    most = min(max(share, _LEAST_ROWS), _MOST_ROWS)
+    before = (rows.indptr + np.arange(len(rows.indptr))) * 8
+    if allowed is not None and allowed.starts is not None:
+        before = before + allowed.starts * 4
+    start = 0
+    while start < rows.n_rows:
+        full = int(np.searchsorted(before, before[start] + _MOST_BYTES, side="right")) - 1
+        stop = min(max(start + 1, full), start + most, rows.n_rows)
+        yield start, stop
+        start = stop

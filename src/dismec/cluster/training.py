@@ -1,50 +1,72 @@
 """Labels → receipts of their blocks, on the workers of a cluster.
 
-The client decides which worker solves which block (`cluster.schedule`). Every worker has a few at a
-time, the costly ones first; one call sends it more and returns those that are done. If a worker
-dies or is late, its blocks go to the others; a worker that joins late is sent the data and takes
-part. The cluster decides nothing, so killing any of its processes, or the client, costs only the
-work in progress.
+Blocks are Dask tasks, which Dask places and retries. The client adopts each block when its task is
+done; killing any process of the cluster, or the client, costs only the work in progress. One rule
+is added to those of Dask: a block that takes far longer than expected is solved by a second worker
+as well, and the first result counts.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster import training_worker
-from dismec.cluster.connection import Cluster
-from dismec.cluster.placed import PlacedData
-from dismec.cluster.pool import Member, Pool, Steps, Work
-from dismec.cluster.schedule import Schedule
-from dismec.cluster.shipping import Sender, hand_over
-from dismec.cluster.task import Task
+from dismec.cluster.client import (
+    Cluster,
+    SchedulerLost,
+    Tasks,
+    own_version,
+    scratch_directory,
+    this_worker,
+)
+from dismec.cluster.file_copies import (
+    FileSpec,
+    LocalCopy,
+    NeedsFile,
+    open_file,
+    report_full_disk,
+    send,
+)
 from dismec.data.counts import counted
-from dismec.errors import ClusterError, WorkerLost
+from dismec.data.training_file import TrainingData
+from dismec.errors import ClusterError, DataError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
 from dismec.solve.partition import BlockCutter
-from dismec.solve.problem import SolverParams
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import solve_blocks
 
-__all__ = ["ClusterJob", "Report", "solve_on_cluster"]
+__all__ = ["BLOCKS_PER_THREAD", "ClusterJob", "Report", "block_count", "solve_on_cluster"]
 
-_CALLS = 2  # concurrent calls to a worker: one that waits there, and one that sends more
-_NOBODY_SECONDS = 60.0
-_STUCK_SECONDS = 30.0  # after which data that do not arrive are sent through another worker
+BLOCKS_PER_THREAD = 24  # so the last ones are a small share of the work
+_FEW_THREADS = 8  # with fewer, blocks are cut as if there were this many: more may come
+_MANY = 10_000  # blocks; each costs the client and the scheduler time
+_RETRIES = 3  # of a task that raises an error
+
+# A block is late if its worker has had it for this many seconds plus this multiple of the time that
+# it should take, judged by the slowest block so far. A worker has the next block a little early.
+_LATE_SECONDS = 5.0
+_LATE_TIMES = 4.0
+_LOOK_SECONDS = 1.0  # between checks
 
 _log = logging.getLogger("dismec")
+
+_BlockLabels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +74,12 @@ class ClusterJob:
     """The data, parameters and labels of a training run on a cluster."""
 
     directory: Path  # the model directory
-    data: Path  # a binary dataset (``.xmc``) with the rows
-    fingerprint: str  # of the data
+    file: FileSpec  # a binary dataset (``.xmc``) with the rows
+    home: str | None  # the worker that has the file, if it is not on this machine
     params: SolverParams
     transform: Transform
     cutter: BlockCutter  # for the labels to solve
     first: int = 0  # number of the first block
-    placed: PlacedData | None = None  # if the data are on a worker instead of here
 
 
 @dataclass
@@ -66,70 +87,135 @@ class Report:
     """The result of a run on a cluster."""
 
     blocks: int = 0  # blocks solved
-    workers: int = 0  # workers that took part
-    busy: float = 0.0  # core-seconds spent on solving
-    present: float = 0.0  # core-seconds for which workers were ready
+    workers: set[str] = field(default_factory=set)  # that solved them
     sent: int = 0  # bytes of data sent
     received: int = 0  # bytes of blocks returned to the client
     repeated: int = 0  # blocks given to a second worker
 
-    @property
-    def idle(self) -> float:
-        """The share of the workers' time that was not spent on solving."""
-        return max(0.0, 1 - self.busy / self.present) if self.present else 0.0
-
     def __str__(self) -> str:
-        sent, received = self.sent / 1e6, self.received / 1e6
         twice = f", {self.repeated} of them given to two" if self.repeated else ""
         return (
-            f"{counted(self.blocks, 'block')} on {counted(self.workers, 'worker')}{twice}, idle "
-            f"{100 * self.idle:.1f} %; "
-            f"{sent:.1f} MB of data sent, {received:.1f} MB of blocks received"
+            f"{counted(self.blocks, 'block')} on {counted(len(self.workers), 'worker')}{twice}; "
+            f"{self.sent / 1e6:.1f} MB of data sent, {self.received / 1e6:.1f} MB of blocks "
+            "received"
         )
 
 
+def block_count(threads: int) -> int:
+    """Return how many blocks labels are cut into for workers with this many threads in total."""
+    return min(BLOCKS_PER_THREAD * max(threads, _FEW_THREADS), max(_MANY, threads))
+
+
 def solve_on_cluster(
-    cluster: Cluster, job: ClusterJob, progress: Callable[[int, npt.NDArray[np.int64]], None]
+    cluster: Cluster, job: ClusterJob, progress: Callable[[int, _BlockLabels], None]
 ) -> Generator[list[BlockReceipt], None, None]:
     """Solve labels and yield receipts of blocks, whose files are then in the directory.
 
-    Closing the generator stops the workers. At the end a `Report` is logged. `progress` is called
+    Closing the generator cancels the tasks. At the end a `Report` is logged. `progress` is called
     with the number of labels just solved, and the labels. Raises `ClusterError` if there is no
-    scheduler or no worker for a while, workers die of a block, or a disk is full; and the error of
-    a block that has failed on three workers, or on all of them.
+    scheduler or no worker for a while, a block kills workers, or a disk is full; and the error of a
+    block that has failed several times.
     """
-    if not job.cutter.n_left:
-        return
     run = _ClusterRun(cluster, job)
     try:
         for solved in run.receipts():
             yield [receipt for receipt, _ in solved]
             for receipt, labels in solved:
                 progress(receipt.n_labels, labels)
-        run.complete_report()
         _log.info("%s", run.report)
     finally:
         run.end()
 
 
+class Run:
+    """A training run: everything that solving its blocks needs.
+
+    Blocks are written to `folder` if this process can: a folder with a random name for this run
+    alone, in the model directory. Once it is gone, no process writes blocks of the run anymore.
+    """
+
+    def __init__(
+        self, folder: str, data: FileSpec, params: SolverParams, transform: Transform
+    ) -> None:
+        self.folder, self.data, self.params, self.transform = folder, data, params, transform
+        self._lock = threading.Lock()
+        self._problem: Problem | None = None
+        self._copy: LocalCopy | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Run, (self.folder, self.data, self.params, self.transform)
+
+    def problem(self, home: str | None) -> Problem:
+        """Return the problem of this process; `home` and errors as in `open_file`."""
+        with self._lock:
+            if self._problem is None:
+                rows, self._copy = open_file(self.data, self._load, home)
+                costs = self.params.weighting.factors
+                self._problem = Problem(
+                    rows.X, rows.Y, self.transform, rows.weights, costs, rows.pairs
+                )
+                self._problem.equal_labels  # noqa: B018  before there are threads
+            return self._problem
+
+    def _load(self, path: Path) -> TrainingData:
+        rows = TrainingData.map(path)
+        if rows.fingerprint != self.data.digest:
+            raise DataError(f"{path}: not the data of this training")
+        return rows
+
+
+class Solved(NamedTuple):
+    """A solved block: its receipt, and the folder or the content of its file."""
+
+    receipt: BlockReceipt
+    file: str | bytes
+    worker: str
+    seconds: float  # that the task took, including the preparation of the problem
+
+
+def solve_block(
+    number: int,
+    labels: npt.NDArray[np.int64],
+    *,
+    run: Run,
+    software: str,
+    home: str | None,
+) -> Solved:
+    """On a worker: solve a block with one thread, and write its file.
+
+    `software` is the client's version of dismec, and `home` a worker to fetch the data from. Raises
+    `ClusterError` if versions differ or a disk is full, and `NeedsFile`.
+    """
+    begin = time.monotonic()
+    if software != own_version():
+        raise ClusterError(f"the client has dismec {software}, a worker {own_version()}")
+    problem = run.problem(home)
+    folder = None
+    with suppress(OSError), report_full_disk(Path(run.folder)):  # unless it is not shared
+        folder = mkdtemp(dir=run.folder)  # another worker may be solving the same block
+    scratch = TemporaryDirectory(prefix="dismec-", dir=scratch_directory())
+    with nullcontext(folder) if folder else scratch as into, report_full_disk(Path(into)):
+        write = partial(weight_files.write_block, Path(into))
+        (receipt,) = solve_blocks(problem, run.params, {number: labels}, write, threads=1)
+        file = folder or (Path(into) / receipt.file).read_bytes()
+    return Solved(receipt, file, this_worker(), time.monotonic() - begin)
+
+
+class _Block(NamedTuple):
+    number: int
+    labels: _BlockLabels
+    cost: int
+
+
 @dataclass(eq=False)
-class _BlockWorker(Member[None]):
-    """A worker, and the calls that send it blocks and return results."""
+class _Attempt:
+    """A submitted task: the block that it solves, and the worker that has it."""
 
-    since: float | None = None  # when it became ready
-    folder: Path | None = None  # where it writes blocks, if it can access the model directory
-
-
-_Solved = tuple[BlockReceipt, npt.NDArray[np.int64]]  # with the block's labels
-
-
-def _data_of(job: ClusterJob) -> training_worker.Data:
-    """Return how workers identify the data."""
-    if job.placed is not None:
-        size = job.placed.facts.size
-        return training_worker.Data(job.placed.path, size, job.fingerprint)
-    path = job.data.resolve()
-    return training_worker.Data(str(path), path.stat().st_size, job.fingerprint)
+    block: _Block
+    future: Any
+    worker: str | None = None
+    since: float = 0.0  # when the worker was first seen to have it
+    late: bool = False
 
 
 class _ClusterRun:
@@ -139,221 +225,172 @@ class _ClusterRun:
         self.report = Report()
         self._cluster = cluster
         self._job = job
-        self._data = _data_of(job)
-        # Workers that have the data, if they are not here, and their paths there.
-        self._holders = {job.placed.home: job.placed.path} if job.placed else {}
+        self._home = job.home
+        self._copy: Any = None  # keeps the data that were sent there
         self._folder = make_run_folder(job.directory.resolve())
-        self._sender = Sender(cluster)
-        self._sending: set[str] = set()  # hosts
-        self._pool: Pool[_BlockWorker, None] = Pool(
-            cluster, Work(_BlockWorker, self._prepare, self._hand_out, self._lost)
-        )
-        self._schedule = Schedule(job.cutter, job.first, self._pool.members)
-        self._solved: list[_Solved] = []  # not yet passed on
-        self._last_present = self._warned = time.monotonic()
+        self._slowest = 0.0  # seconds per unit of cost
+        self._looked = 0.0  # when late blocks were last looked for
+        self._isa: set[str] = set()
+        self._refused: set[str] = set()  # workers of another version
+        threads = sum(cluster.workers().values())
+        job.cutter.aim(block_count(threads))
+        cuts = enumerate(iter(job.cutter.cut, None), job.first)
+        self._open = {number: _Block(number, *cut) for number, cut in cuts}  # costly blocks first
+        self._attempts: dict[str, _Attempt] = {}  # by key of the task
 
-    def receipts(self) -> Iterator[list[_Solved]]:
-        """Yield receipts as they arrive."""
-        while not self._schedule.finished:
+    def receipts(self) -> Iterator[list[tuple[BlockReceipt, _BlockLabels]]]:
+        """Yield receipts of blocks as they arrive, with the labels of each."""
+        while self._open:
             try:
-                for member, _, outcome in self._pool.turn():
-                    self._take(member, outcome)
-                self._check_late()
-            finally:  # finished blocks are kept, whatever else has failed
-                solved, self._solved = self._solved, []
-                if solved:
-                    yield solved
-            self._check_workers()
-
-    def complete_report(self) -> None:
-        """Fill in the entries of the report that are known only at the end."""
-        for member in self._pool.members.values():
-            self._count_time(member)
-        self.report.sent = self._sender.n_bytes
-        self.report.repeated = len(self._schedule.repeated)
+                yield from self._solve()
+            except SchedulerLost:
+                self._attempts.clear()
+                self._home = self._job.home
+                self._cluster.reconnect()
 
     def end(self) -> None:
-        """Stop the workers and remove what they were sent."""
-        self._pool.close(
-            (training_worker.end, str(self._folder)),
-            (training_worker.drop_data, self._data, self._sender.token),
-        )
+        """Cancel what is left, and remove the folder of the run."""
+        with suppress(OSError, RuntimeError, ValueError):  # from a closed client
+            self._cluster.client.cancel([attempt.future for attempt in self._attempts.values()])
         rmtree(self._folder, ignore_errors=True)
 
-    def _prepare(self, member: _BlockWorker) -> Steps:
-        """Send a worker the data, unless it can read them, and prepare it for solving."""
-        self._warn_of_other_kernels(member)
-        self.report.workers += 1
-        submit, info = self._cluster.submit, member.info
-        path = yield submit(member.address, training_worker.find_data, self._data)
-        while path is None and info.host in self._sending:
-            yield from self._await_data(info.host)
-            path = yield submit(member.address, training_worker.find_data, self._data)
-        if path is None:
-            path = yield from self._send_data(member)
-        self._holders[member.address] = path
-        job = self._job
-        run = training_worker.Run(str(self._folder), job.params, job.transform, info.threads)
-        own = yield submit(member.address, training_worker.begin, run, path)
-        if own is not None:
-            member.folder = self._folder / own
-            if not member.folder.exists():
-                raise ClusterError(
-                    f"worker {member.address} has another directory at {self._folder} than this "
-                    "machine: choose a path that is shared by all machines, or exists only here"
-                )
-        member.since = time.monotonic()
-        self._schedule.join(member.address, info.threads, member.since)
+    def _solve(self) -> Iterator[list[tuple[BlockReceipt, _BlockLabels]]]:
+        """Yield receipts, for as long as the scheduler lives."""
+        given = str(self._folder), self._job.file, self._job.params, self._job.transform
+        self._run = self._cluster.client.submit(Run, *given, pure=False)
+        self._tasks = Tasks(self._cluster)
+        self._submit(self._open.values())
+        while self._open:
+            solved, failure = [], None
+            for future, outcome in self._tasks.finished():
+                attempt = self._attempts.pop(future.key, None)
+                if attempt is None or attempt.block.number not in self._open:
+                    continue  # another worker was faster
+                try:
+                    if isinstance(outcome, Exception):
+                        self._submit_again(attempt.block, outcome)
+                    else:
+                        solved.append(self._adopt(attempt.block, outcome))
+                except Exception as error:
+                    failure = error  # but other blocks may have been finished
+            if solved:
+                yield solved
+            if failure is not None:
+                raise failure
+            self._repeat_late()
 
-    def _await_data(self, host: str) -> Steps:
-        """Wait until the data have been sent to a machine, or stop arriving there."""
-        sent, moved = self._sender.n_bytes, time.monotonic()
-        while host in self._sending:
-            yield None
-            if self._sender.n_bytes != sent:
-                sent, moved = self._sender.n_bytes, time.monotonic()
-            elif time.monotonic() - moved > _STUCK_SECONDS:
-                self._sending.discard(host)  # the receiving worker may hang
+    def _submit(self, blocks: Iterable[_Block], workers: list[str] | None = None) -> None:
+        """Submit blocks as tasks, to some workers if there are any of them left."""
+        some, token = list(blocks), secrets.token_hex(8)
+        futures = self._cluster.client.map(
+            solve_block,
+            [block.number for block in some],
+            [block.labels for block in some],
+            key=[f"solve_block-{token}-{block.number:06d}" for block in some],
+            run=self._run,
+            software=own_version(),
+            home=self._home,
+            retries=_RETRIES,
+            priority=int(workers is not None),
+            workers=workers,
+            allow_other_workers=workers is not None,
+        )
+        for block, future in zip(some, futures, strict=True):
+            self._attempts[future.key] = _Attempt(block, future)
+        self._tasks.add(*futures)
 
-    def _warn_of_other_kernels(self, member: _BlockWorker) -> None:
-        """Warn about a worker whose kernels differ from those of earlier workers."""
-        before = takewhile(lambda other: other is not member, self._pool.members.values())
-        kinds = {other.info.isa for other in before}
-        if kinds and member.info.isa not in kinds:
+    def _adopt(self, block: _Block, solved: Solved) -> tuple[BlockReceipt, _BlockLabels]:
+        """Make a solved block part of the model."""
+        receipt, file = solved.receipt, solved.file
+        source = Path(file) if isinstance(file, str) else file
+        weight_files.adopt_block(self._job.directory, receipt, source)
+        del self._open[block.number]
+        others = [a.future for a in self._attempts.values() if a.block is block]
+        if others:
+            self._cluster.client.cancel(others)
+        self._slowest = max(self._slowest, solved.seconds / max(block.cost, 1))
+        self._warn_of_other_kernels(solved)
+        self.report.blocks += 1
+        self.report.workers.add(solved.worker)
+        self.report.received += 0 if isinstance(file, str) else len(file)
+        return receipt, block.labels
+
+    def _warn_of_other_kernels(self, solved: Solved) -> None:
+        """Warn about a worker whose kernels differ from those of earlier blocks."""
+        isa = solved.receipt.isa
+        if self._isa and isa not in self._isa:
             _log.warning(
                 "worker %s runs %s kernels, others %s: weights are equally accurate, but their "
                 "last bits differ from those of a model trained on one kind of CPU",
-                member.address,
-                member.info.isa,
-                ", ".join(sorted(kinds)),
+                solved.worker,
+                isa,
+                ", ".join(sorted(self._isa)),
             )
+        self._isa.add(isa)
 
-    def _send_data(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
-        """Send the data to a machine through one of its workers; return their path there."""
-        host = member.info.host
-        self._sending.add(host)
-        try:
-            adopt, path = training_worker.adopt_data, Path(self._data.path)
-            if self._job.placed is None:
-                return (yield from self._sender.send(member.address, path, adopt, self._data))
-            return (yield from self._hand_over(member))
-        finally:
-            self._sending.discard(host)
+    def _submit_again(self, block: _Block, error: Exception) -> None:
+        """Submit a block again if that helps, or raise the error that it has failed with."""
+        if isinstance(error, SchedulerLost):
+            raise error
+        if isinstance(error, NeedsFile):
+            if error.home == self._home:
+                self._send_data(error.worker)
+            self._submit([block])
+            return
+        for worker, software in self._cluster.other_versions().items():
+            if worker not in self._refused:
+                self._refused.add(worker)
+                _log.warning("worker %s has %s: it is not used", worker, software)
+        suitable = self._workers_without()
+        if self._refused and suitable:
+            self._submit([block], suitable)
+            return
+        kept = "finished blocks are kept, and the same command resumes"
+        if isinstance(error, ClusterError):
+            raise ClusterError(f"{error}; {kept}")
+        error.add_note(f"block {block.number} has failed; {kept}")
+        raise error
 
-    def _hand_over(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
-        """Send a worker data that other workers have; return their path there."""
-        begin = time.monotonic()
-        while time.monotonic() - begin < _NOBODY_SECONDS:
-            there = self._cluster.workers()
-            holders = [h for h in self._holders.items() if h[0] in there]
-            if not holders:
-                yield None
-                continue
-            holder, parcel = secrets.choice(holders), self._sender.parcel()
-            try:
-                size, worker = self._data.size, member.address
-                yield from hand_over(self._cluster, holder, worker, parcel, size)
-                adopt = training_worker.adopt_data, parcel, self._data
-                return (yield self._cluster.submit(worker, *adopt))
-            except WorkerLost:
-                if holder[0] in self._cluster.workers():
-                    raise  # the other worker is at fault
-        raise ClusterError(
-            "no worker has the data anymore; run the same command again: finished blocks are kept"
-        )
+    def _workers_without(self, worker: str | None = None) -> list[str]:
+        """Return the workers of this version, except one."""
+        return [w for w in self._cluster.workers() if w != worker and w not in self._refused]
 
-    def _lost(self, member: _BlockWorker, why: str) -> None:
-        """Let other workers solve the blocks of a worker that has left."""
-        self._count_time(member)
-        others = "; others solve its blocks" if self._schedule.held(member.address) else ""
-        _log.warning("worker %s %s%s", member.address, why, others)
-        self._schedule.leave(member.address)
-
-    def _count_time(self, member: _BlockWorker) -> None:
-        if member.since is not None:
-            now = time.monotonic()
-            self.report.present += member.info.threads * (now - member.since)
-            member.since = now
-
-    def _check_workers(self) -> None:
-        """Raise `ClusterError` if there has been no worker for a while."""
-        waited = time.monotonic() - self._last_present
-        if self._pool.members:
-            self._last_present = time.monotonic()
-        elif waited > _NOBODY_SECONDS:
+    def _send_data(self, worker: str) -> None:
+        """Send the data to a worker that has asked for them; others fetch them from there."""
+        self._home = None
+        if self._job.home is not None:
             raise ClusterError(
-                f"there has been no worker for {waited:.0f} s; finished blocks are kept, and the "
-                "same command resumes"
+                "no worker has the data anymore; run the same command again: finished blocks are "
+                "kept"
             )
+        self._copy = send(self._cluster, self._job.file, worker)
+        if self._copy is not None:
+            self._home = worker
+            self.report.sent += self._job.file.size
 
-    def _check_late(self) -> None:
-        """Report workers that make no progress; their blocks are given to others."""
+    def _repeat_late(self) -> None:
+        """Submit blocks that are late a second time, to other workers."""
         now = time.monotonic()
-        for delay in self._schedule.delays(now):
-            should = f", which should take {delay.expected:.1f} s" if delay.expected else ""
-            _log.warning(
-                "worker %s has finished no block for %.0f s and holds %s%s: other workers solve "
-                "the same labels, and the first result counts",
-                delay.worker,
-                delay.waited,
-                counted(delay.n_blocks, "block"),
-                should,
-            )
-        quiet = now - self._pool.last_answer
-        if self._pool.members and min(quiet, now - self._warned) > _NOBODY_SECONDS:
-            self._warned = now
-            some = ", ".join(list(self._pool.members)[:3])
-            _log.warning("no worker has answered for %.0f s: %s", quiet, some)
-
-    def _hand_out(self) -> None:
-        """Give every worker enough blocks, and ask it for results."""
-        ready = {a: m for a, m in self._pool.members.items() if m.since is not None}
-        free = [address for address, member in ready.items() if len(member.tasks) < _CALLS]
-        given = self._schedule.hand_out(free, time.monotonic())
-        for address, member in ready.items():
-            numbers = given.get(address, [])
-            if numbers or (not member.tasks and self._schedule.held(address)):
-                blocks = [(number, self._schedule.labels(number)) for number in numbers]
-                exchange = training_worker.exchange, str(self._folder), blocks
-                member.tasks[self._cluster.submit(address, *exchange)] = None
-
-    def _take(self, member: _BlockWorker, outcome: Any) -> None:
-        """Handle the outcome of a call to a worker: answers, or an error."""
-        if isinstance(outcome, Exception):
-            self._pool.refuse(member, outcome)
+        if not self._slowest or now - self._looked < _LOOK_SECONDS:
             return
-        self._schedule.answered(member.address, time.monotonic())
-        for answer in outcome:
-            if answer.error is not None:
-                self._fail(member, answer.number, answer.error)
-            else:
-                self._adopt(member, answer)
-
-    def _adopt(self, member: _BlockWorker, answer: training_worker.Answer) -> None:
-        """Accept a solved block, unless another worker was faster."""
-        receipt, now = answer.receipt, time.monotonic()
-        assert receipt is not None
-        seconds = receipt.stats.seconds if receipt.stats else 0.0
-        labels = self._schedule.done(member.address, answer.number, seconds, now)
-        if labels is None:
-            return
-        source = answer.content if answer.content is not None else member.folder
-        assert source is not None
-        weight_files.adopt_block(self._job.directory, receipt, source)
-        self._solved.append((receipt, labels))
-        self.report.blocks += 1
-        self.report.received += len(answer.content or b"")
-        self.report.busy += seconds
-
-    def _fail(self, member: _BlockWorker, number: int, error: Exception) -> None:
-        if isinstance(error, OSError) and error.errno in training_worker.NO_ROOM:
-            if member.folder is None:  # on its own disk
-                if member.address in self._pool.members:
-                    self._pool.refuse(member, error)
-                return
-            raise ClusterError(
-                f"worker {member.address}: {error.filename}: {error.strerror}; finished blocks "
-                "are kept, and the same command resumes"
-            )
-        _log.warning("block %d has failed on worker %s: %s", number, member.address, error)
-        self._schedule.failed(member.address, number, error, time.monotonic())
+        self._looked = now
+        for worker, keys in self._cluster.client.processing().items():
+            for attempt in [self._attempts[key] for key in keys if key in self._attempts]:
+                if attempt.worker != worker:
+                    attempt.worker, attempt.since = worker, now
+                expected, waited = self._slowest * attempt.block.cost, now - attempt.since
+                others = self._workers_without(worker)
+                if attempt.late or not others:
+                    continue
+                if waited > _LATE_SECONDS + _LATE_TIMES * expected:
+                    attempt.late = True
+                    self.report.repeated += 1
+                    _log.warning(
+                        "worker %s has been solving block %d for %.0f s, which should take %.1f s: "
+                        "another worker solves it as well, and the first result counts",
+                        worker,
+                        attempt.block.number,
+                        waited,
+                        expected,
+                    )
+                    self._submit([attempt.block], others)

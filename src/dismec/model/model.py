@@ -194,15 +194,6 @@ class Model:
         """
         return self.files.damage
 
-    @property
-    def not_ready(self) -> str | None:
-        """Why the model cannot predict at the moment, or None."""
-        return self._rankings.not_ready or self.damage
-
-    def close(self) -> None:
-        """Release the resources of the model on a cluster, if any."""
-        self._rankings.close()
-
     def __repr__(self) -> str:
         marks = {"calibrated": self.calibration, "refined": self.manifest.refined}
         facts = [

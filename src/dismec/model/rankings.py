@@ -65,8 +65,6 @@ class Rankings(ABC):
         Maps scores to probabilities. Methods that need it raise `ModelError` if it is None.
     """
 
-    not_ready: str | None = None  # why nothing can be ranked at the moment
-
     def __init__(
         self, n_labels: int, transform: RowTransform, calibration: Calibration | None
     ) -> None:
@@ -96,9 +94,6 @@ class Rankings(ABC):
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Rankings, Allowed | None]:
         """Return the rankings to use for `n_rows` rows, and what to pass as `allowed` to them."""
         return self, allowed
-
-    def close(self) -> None:  # noqa: B027
-        """Release what the rankings hold outside of this process, if anything."""
 
     @cached_property
     def calibration(self) -> Calibration | None:

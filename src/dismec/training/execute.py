@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.placed import PlacedData
+from dismec.cluster.remote_data import PlacedData, is_path, is_placed
 from dismec.cpu import kernels
-from dismec.errors import ModelError
+from dismec.data.training_file import TrainingData
+from dismec.errors import DataError, ModelError
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file, make_directory, open_checked, write_hashed
 from dismec.model.manifest import ARRAYS, STAGE, BlockReceipt, Journal, Manifest
@@ -35,12 +36,20 @@ from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
 from dismec.training.job import Blocks, Job, Mask
-from dismec.training.params import Progress, report
+from dismec.training.params import Progress, TrainOptions, report
 
 if TYPE_CHECKING:
-    from dismec.cluster.connection import Cluster
+    from dismec.cluster.client import Cluster
 
-__all__ = ["Arrays", "Executor", "Store", "opened_executor", "run_in_memory", "run_into"]
+__all__ = [
+    "Arrays",
+    "Executor",
+    "Store",
+    "on_workers",
+    "opened_executor",
+    "run_in_memory",
+    "run_into",
+]
 
 _log = logging.getLogger("dismec")
 
@@ -62,7 +71,7 @@ def opened_executor(where: Any, threads: int) -> Iterator[Executor]:
     if where is None:
         yield Executor(threads)
         return
-    from dismec.cluster.connection import Cluster
+    from dismec.cluster.client import Cluster
 
     cluster = Cluster.connect(where)
     if cluster is where:
@@ -72,6 +81,63 @@ def opened_executor(where: Any, threads: int) -> Iterator[Executor]:
         if cluster.dashboard:
             _log.info("the cluster's dashboard: %s", cluster.dashboard)
         yield Executor(threads, cluster)
+
+
+@contextmanager
+def on_workers(
+    data: TrainingData, options: TrainOptions, threads: int
+) -> Iterator[tuple[TrainingData, TrainOptions]]:
+    """Gather Dask collections, or a file that workers read, into one file on the cluster.
+
+    Data on this machine are passed through.
+
+    Raises
+    ------
+    DataError
+        If they cannot be used, or if a setting needs the rows on this machine.
+    """
+    if options.cluster is None or not is_placed(data.X):
+        if is_path(data.X):
+            raise DataError(
+                "X is a path, which only the workers of a cluster can read: pass cluster=…"
+            )
+        yield data, options
+        return
+    _check_possible(data, options)
+    if options.path is not None:
+        resume.check_output(options.path, options.overwrite)
+    from dismec.cluster.gather import gathered
+
+    params = options.params
+    fitted = {
+        "tfidf": params.tfidf,
+        "normalize": params.normalize,
+        "bias": params.bias,
+        "dense_scale": params.dense_scale,
+    }
+    n_labels = None if data.names is None else len(data.names)
+    with opened_executor(options.cluster, threads) as executor:
+        assert executor.cluster is not None
+        with gathered(executor.cluster, data.X, data.Y, fitted, n_labels) as there:
+            rows = TrainingData(there, there, names=data.names)
+            yield rows, replace(options, cluster=executor.cluster)
+
+
+def _check_possible(data: TrainingData, options: TrainOptions) -> None:
+    """Raise `DataError` for settings that need the rows on this machine."""
+    params = options.params
+    for what, asked in (
+        ('C="auto"', params.chooses_C),
+        ('delta="auto"', params.chooses_delta),
+        ("calibrate=True", params.calibrate),
+        ("refine=True", params.refine),
+        ("weights", data.weights is not None),
+        ("pair_weights", data.pairs is not None),
+        ("class_weight", options.costs is not None),
+        ("validation", options.validation is not None),
+    ):
+        if asked:
+            raise DataError(f"{what} is not supported with data on the workers of a cluster")
 
 
 def run_in_memory(job: Job, executor: Executor, progress: Progress | None) -> Model:
@@ -164,28 +230,27 @@ def _solve_on_cluster(
     progress: Progress | None,
 ) -> Generator[list[BlockReceipt], None, None]:
     """Solve the labels that are not in `held` on a cluster."""
-    from dismec.cluster.pool import check_workers
+    from dismec.cluster.file_copies import FileSpec
     from dismec.cluster.training import ClusterJob, solve_on_cluster
 
     cluster: Any = executor.cluster
-    check_workers(cluster)
+    cluster.check_workers()
+    if held.all():
+        return
     data, placed = job.data, job.data.X if isinstance(job.data.X, PlacedData) else None
     file = Path(data.source) if data.source else data_file(directory, data.fingerprint)
     # The file that texts were read into has neither dense features nor weights of pairs.
     more = data.pairs is not None or bool(job.transform.dense)
-    if placed is None and not held.all() and (more or not file.exists()):
+    if placed is None and (more or not file.exists()):
         data.save(file)
-    work = ClusterJob(
-        directory,
-        file,
-        data.fingerprint,
-        job.solver,
-        job.transform,
-        job.cutter(held),
-        first,
-        placed,
-    )
-    return solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
+    if placed is None:
+        there = FileSpec(str(file.resolve()), file.stat().st_size, data.fingerprint)
+    else:
+        there = FileSpec(placed.path, placed.facts.size, data.fingerprint)
+    home = None if placed is None else placed.home
+    labels = job.cutter(held)
+    work = ClusterJob(directory, there, home, job.solver, job.transform, labels, first)
+    yield from solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
 
 
 def _counter(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.placed import PlacedData
+from dismec.cluster.remote_data import PlacedData
 from dismec.cpu import physical_memory
 from dismec.data.counts import counted
 from dismec.data.mixed import check_features, is_mostly_full

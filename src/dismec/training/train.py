@@ -37,11 +37,17 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.training import resume
 from dismec.training.choose_c import ChoiceOfC
-from dismec.training.execute import Executor, Store, opened_executor, run_in_memory, run_into
+from dismec.training.execute import (
+    Executor,
+    Store,
+    on_workers,
+    opened_executor,
+    run_in_memory,
+    run_into,
+)
 from dismec.training.held_out import Trial, Validation
 from dismec.training.job import Job
 from dismec.training.params import Progress, TrainingParams, TrainOptions
-from dismec.training.placing import placed
 from dismec.training.refine import Refining
 from dismec.training.texts import texts_read
 
@@ -79,7 +85,7 @@ def train_on(data: TrainingData, options: TrainOptions) -> Model:
         If the cluster cannot be used.
     """
     threads = thread_count(options.threads)
-    with placed(data, options, threads) as (data, options):
+    with on_workers(data, options, threads) as (data, options):
         job = Job.prepare(data, options)
         stages = _stages(job, options.validation)
         for stage in stages:
