@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster
 import data
 import dismec
 from dismec.cluster.client import own_version
-from dismec.cluster.training import Report
+from dismec.cluster.solve_tasks import Report
 from dismec.cpu import available_cpus
 from machine import print_heading
 

@@ -25,7 +25,7 @@ from distributed import Client
 
 import data
 import dismec
-from dismec.cluster.prediction import ClusterModel
+from dismec.cluster.score_tasks import ClusterModel
 from dismec.cpu import kernels
 from machine import print_heading
 

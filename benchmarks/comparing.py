@@ -23,7 +23,13 @@ from typing import Any
 import data
 from dismec.compare.comparison import SYSTEMS, Comparison, Pair, check_systems, pair_of_texts
 from dismec.data.corpus import Texts
-from dismec.report.comparison import accuracy_rows, cost_rows, failures, notes, write_comparison
+from dismec.report.comparison_page import (
+    accuracy_rows,
+    cost_rows,
+    failures,
+    notes,
+    write_comparison,
+)
 from machine import print_heading
 from training import default_peers
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import data
-from dismec.cluster.training import block_count
+from dismec.cluster.solve_tasks import block_count
 from dismec.cpu import available_cpus
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform

@@ -15,7 +15,7 @@ from clusters import Processes
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cli import main
-from dismec.cluster.prediction import ClusterModel
+from dismec.cluster.score_tasks import ClusterModel
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 

@@ -17,7 +17,7 @@ from clusters import Processes, wait_until
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, train
 from dismec.cluster.client import Cluster
-from dismec.cluster.prediction import ClusterModel
+from dismec.cluster.score_tasks import ClusterModel
 from dismec.cluster.shard_queries import merge
 from dismec.cpu import kernels
 from dismec.data.matrices import Rows

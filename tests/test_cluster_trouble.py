@@ -19,7 +19,7 @@ from distributed import Client
 from clusters import Processes, wait_until
 from conftest import random_problem, weight_files
 from dismec import ClusterError, TrainingParams, save_data, train
-from dismec.cluster import training
+from dismec.cluster import solve_tasks
 from dismec.data.dataset import Dataset
 from dismec.model.directory import read_manifest
 
@@ -65,7 +65,7 @@ def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
                 stop(first)
                 stopped.append(processes.worker())
                 for limit in ("_LATE_SECONDS", "_LATE_TIMES"):
-                    monkeypatch.setattr(training, limit, 0.0)
+                    monkeypatch.setattr(solve_tasks, limit, 0.0)
 
         train(*same_problem(), tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
@@ -106,9 +106,9 @@ def test_blocks_solved_by_every_worker_give_the_same_model(tmp_path, reference, 
         for _ in range(2):
             processes.worker()
         with (
-            mock.patch.object(training, "_LATE_SECONDS", -1.0),
-            mock.patch.object(training, "_LATE_TIMES", 0.0),
-            mock.patch.object(training, "_LOOK_SECONDS", 0.0),
+            mock.patch.object(solve_tasks, "_LATE_SECONDS", -1.0),
+            mock.patch.object(solve_tasks, "_LATE_TIMES", 0.0),
+            mock.patch.object(solve_tasks, "_LOOK_SECONDS", 0.0),
             Client(scheduler_file=str(processes.file), set_as_default=False) as client,
         ):
             client.wait_for_workers(2, timeout=60)

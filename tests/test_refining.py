@@ -20,8 +20,8 @@ from dismec import DataError, ModelError, TrainingParams, open_model, save_data,
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 from dismec.data.mixed import MixedRows
-from dismec.estimators.rows import DiSMECClassifier
-from dismec.estimators.texts import DiSMECTextClassifier
+from dismec.estimators.classifier import DiSMECClassifier
+from dismec.estimators.text_classifier import DiSMECTextClassifier
 from dismec.features.transform import Transform
 from dismec.model.directory import read_manifest
 from dismec.report.facts import describe_model
@@ -347,7 +347,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
 @pytest.mark.cluster
 @sparse_and_both
 def test_a_cluster_trains_and_predicts_the_same(refined, dask_cluster, tmp_path):
-    from dismec.cluster.prediction import ClusterModel
+    from dismec.cluster.score_tasks import ClusterModel
 
     address, directory = str(dask_cluster), tmp_path / "model"
     train(*refined.data, directory, REFINE, names=NAMES, cluster=address)

@@ -12,11 +12,11 @@ import pytest
 from conftest import random_problem
 from dismec import Hierarchy, TrainingParams, train
 from dismec.data.dataset import Dataset
-from dismec.report import page as page_module
+from dismec.report import html_page as page_module
 from dismec.report.evaluation import describe_hierarchy, describe_test
 from dismec.report.facts import describe_model, describe_texts
+from dismec.report.html_page import label_table, page_of
 from dismec.report.inspection import write_page
-from dismec.report.page import label_table, page_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from dismec.data.targets import propensities
     from dismec.data.text_format import TextFormat
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
-    from dismec.estimators.rows import DiSMECClassifier
+    from dismec.estimators.classifier import DiSMECClassifier
     from dismec.estimators.scorers import label_scorer
-    from dismec.estimators.texts import DiSMECTextClassifier
+    from dismec.estimators.text_classifier import DiSMECTextClassifier
     from dismec.features.vocabulary import TextParams, TextRows
     from dismec.measure.levels import by_level
     from dismec.measure.metrics import evaluate
@@ -73,9 +73,9 @@ _HOMES = {
     "data.synthetic": ("generate",),
     "data.text_format": ("TextFormat",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
-    "estimators.rows": ("DiSMECClassifier",),
+    "estimators.classifier": ("DiSMECClassifier",),
     "estimators.scorers": ("label_scorer",),
-    "estimators.texts": ("DiSMECTextClassifier",),
+    "estimators.text_classifier": ("DiSMECTextClassifier",),
     "features.vocabulary": ("TextParams", "TextRows"),
     "measure.levels": ("by_level",),
     "measure.metrics": ("evaluate",),

@@ -18,16 +18,6 @@ from dismec.errors import DataError, DismecError
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = [
-    "available_cpus",
-    "cpu_name",
-    "in_threads",
-    "kernels",
-    "physical_memory",
-    "thread_count",
-    "thread_map",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

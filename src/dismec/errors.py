@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ClusterError", "DataError", "DismecError", "ModelError"]
-
-
 _LONGEST = 2000  # characters: damaged files may hold values of any length
 
 

@@ -20,8 +20,6 @@ from dismec.cli import comparing, data, derive, prediction, serving, training
 from dismec.cli.console import printable_streams
 from dismec.errors import DismecError
 
-__all__ = ["main"]
-
 
 class _Commands(click.Group):
     """Turns errors that users can act on into one line and exit code 2."""

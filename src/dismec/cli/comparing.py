@@ -136,7 +136,7 @@ def compare(
     else:
         _print_comparison(found)
     if page is not None:
-        from dismec.report.comparison import write_comparison
+        from dismec.report.comparison_page import write_comparison
 
         write_comparison(page, data.name, found)
 
@@ -158,7 +158,7 @@ def _read_pair(
 
 
 def _print_comparison(found: dict[str, Any]) -> None:
-    from dismec.report.comparison import accuracy_rows, cost_rows, failures, notes
+    from dismec.report.comparison_page import accuracy_rows, cost_rows, failures, notes
 
     data = found["data"]
     heads, rows = accuracy_rows(found)

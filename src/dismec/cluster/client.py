@@ -22,16 +22,6 @@ except ImportError:
         "clusters need the package distributed: pip install 'dismec[dask]'"
     ) from None
 
-__all__ = [
-    "Cluster",
-    "SchedulerLost",
-    "Tasks",
-    "own_version",
-    "scratch_directory",
-    "this_worker",
-    "worker_client",
-]
-
 _CONNECT_SECONDS = 10.0  # for one attempt to connect
 _LOOK_SECONDS = 1.0  # between checks for workers
 _POLL_SECONDS = 0.02

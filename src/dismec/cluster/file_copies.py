@@ -22,8 +22,6 @@ from dismec.cluster.client import Cluster, scratch_directory, this_worker, worke
 from dismec.errors import ClusterError, DismecError, ModelError
 from dismec.model.directory import locked
 
-__all__ = ["FileSpec", "LocalCopy", "NeedsFile", "open_file", "report_full_disk", "send"]
-
 _PIECE = 8_000_000  # bytes per message; Dask warns above 10 MB
 _PIECE_SECONDS = 60.0  # after which a worker that does not take a piece counts as gone
 

@@ -30,8 +30,6 @@ from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.partition import EqualLabels
 
-__all__ = ["gathered"]
-
 _AHEAD = 4  # blocks computed while one is appended
 _ROWS = "rows"  # the kind of a block whose rows include their labels
 

@@ -14,8 +14,6 @@ from dismec.features.transform import Transform
 from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import ProblemFacts
 
-__all__ = ["DataFacts", "PlacedData", "as_parts", "is_collection", "is_path", "is_placed"]
-
 
 @dataclass(frozen=True, eq=False)
 class DataFacts:

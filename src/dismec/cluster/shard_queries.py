@@ -31,18 +31,6 @@ from dismec.model.scoring import (
 )
 from dismec.model.shards import Shard
 
-__all__ = [
-    "HeldShard",
-    "Rescaling",
-    "ShardFile",
-    "best",
-    "count",
-    "explain",
-    "label_set",
-    "load_shard",
-    "merge",
-]
-
 Ranked = tuple[Labels, Scores]
 
 

@@ -17,17 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-__all__ = [
-    "Topk",
-    "best_by_weights",
-    "best_entries",
-    "best_of",
-    "best_of_rows",
-    "conjugate_gradients",
-    "settled",
-    "some_at_a_time",
-]
-
 Topk: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 Floats = npt.NDArray[np.float32]
 Params = TypeVar("Params", bound=Any)

@@ -46,8 +46,6 @@ from scipy.special import expit
 
 from dismec.compare.baseline import Topk, best_entries, best_of_rows
 
-__all__ = ["Blocks", "FastXML", "Forest", "Tree", "partition", "separators"]
-
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]

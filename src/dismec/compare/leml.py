@@ -66,16 +66,6 @@ import scipy.sparse as sp
 
 from dismec.compare.baseline import Floats, Topk, best_of_rows, conjugate_gradients
 
-__all__ = [
-    "LEML",
-    "FittedLowRank",
-    "LowRank",
-    "NormalEquations",
-    "RobustXML",
-    "alternate",
-    "sparse_part",
-]
-
 _BLOCK = 64  # columns at a time, so results do not depend on the number of threads
 # A dense XᵀX is used up to this number of features, if it has at most this many entries per entry
 # of X: dense products are faster by this factor.

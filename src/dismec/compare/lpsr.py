@@ -49,8 +49,6 @@ from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit as train_one_vs_rest
 
-__all__ = ["LPSR", "FittedLPSR", "LeafRankings", "Pairs", "RowTree", "choose_labels", "naive_bayes"]
-
 _SMOOTHINGS = (1.0, 0.1, 0.01)
 _SCALES = (1.0, 3.0, 10.0)
 _DEPTH = 100  # labels of a row's ranking that can be above its own

@@ -18,8 +18,6 @@ from dismec.model.opening import open_model
 from dismec.training.params import TrainingParams
 from dismec.training.train import train
 
-__all__ = ["OURS"]
-
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)  # of P/p^alpha, between precision and propensity-scored precision
 
 

@@ -51,8 +51,6 @@ from dismec.compare.baseline import Topk, best_by_weights, settled
 from dismec.errors import DataError
 from dismec.measure.metrics import evaluate
 
-__all__ = ["FittedPDSparse", "FrankWolfe", "PDSparse", "project_pairs"]
-
 _FEW_LABELS = 1000  # below: the authors' settings for bibtex; otherwise those for Eurlex-4K
 _CHUNK = 64  # rows per search
 _LEAST_CHANGE = 1e-6  # minimum change of β, relative to C

@@ -19,8 +19,6 @@ from dismec.compare.worker import PEERS
 from dismec.cpu import physical_memory
 from dismec.errors import DismecError
 
-__all__ = ["PACKAGES", "peers_python", "run_system"]
-
 _LOOK_SECONDS = 0.2  # between checks of the memory of a process
 _MOST_OF_MEMORY = 0.9  # default share of the machine's memory for a system
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL")

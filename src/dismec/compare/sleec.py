@@ -53,8 +53,6 @@ from dismec.compare.baseline import (
     some_at_a_time,
 )
 
-__all__ = ["SLEEC", "FittedSLEEC", "Learner", "Region"]
-
 Dense = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
 

@@ -29,8 +29,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main"]
-
 K = 5
 _BATCHES, _SINGLE_ROWS = 3, 300
 _SECONDS = 20.0  # a prediction that takes longer is not repeated

@@ -10,8 +10,6 @@ from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
 from dismec.measure.metrics import f1_scores
 
-__all__ = ["label_scorer"]
-
 _F1 = ("micro-F1", "macro-F1")
 _RANKED = re.compile(r"(?:P|nDCG|PSP|PSnDCG|R)@([1-9]\d{0,8})")
 

@@ -28,8 +28,6 @@ from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 from dismec.training.params import AUTO, TrainingParams
 from dismec.training.train import fit
 
-__all__ = ["Estimator", "check_none_empty", "check_scorer"]
-
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
 

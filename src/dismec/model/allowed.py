@@ -16,8 +16,6 @@ from dismec.data.matrices import check_csr, indicator
 from dismec.data.types import MatrixLike
 from dismec.errors import DataError
 
-__all__ = ["Allowed", "LabelsAllowed"]
-
 T = TypeVar("T")
 
 Ids = npt.NDArray[np.int32]

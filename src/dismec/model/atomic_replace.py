@@ -22,8 +22,6 @@ from dismec.errors import ModelError
 from dismec.model.directory import commit, read_manifest, tidy
 from dismec.model.manifest import ARRAYS, NEW, PartReceipt, ShardReceipt
 
-__all__ = ["install_replacement", "replacement_folder"]
-
 R = TypeVar("R", PartReceipt, ShardReceipt)
 
 

@@ -22,8 +22,6 @@ import numpy.typing as npt
 from dismec.data.counts import counted
 from dismec.errors import ModelError
 
-__all__ = ["LEAST_SLOPE", "Calibration", "bend_terms", "logistic", "shared_curve"]
-
 Floats = npt.NDArray[np.float64]
 Float32s = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.integer[Any]]

@@ -41,24 +41,6 @@ from dismec.model.manifest import (
     read_journal,
 )
 
-__all__ = [
-    "check_place",
-    "commit",
-    "data_file",
-    "discard",
-    "edit_folder",
-    "holds_model",
-    "locked",
-    "make_directory",
-    "make_run_folder",
-    "open_checked",
-    "read_manifest",
-    "sha256_of",
-    "tidy",
-    "unfinished",
-    "write_hashed",
-]
-
 _MOST_MANIFEST_BYTES = 1 << 30
 _ARRAYS_VERSION = "3"  # of the arrays, in the metadata of their files
 

@@ -15,8 +15,6 @@ from dismec.errors import DataError
 from dismec.model.refined_transform import RefinedTransform
 from dismec.model.scoring import Predictor, Ranking
 
-__all__ = ["Contribution", "Explanation", "Reason", "explain", "highlights"]
-
 _TRACED, _TRACED_TERMS = 5, 5  # labels explained by terms of their own, and terms of each
 
 

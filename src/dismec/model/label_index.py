@@ -18,8 +18,6 @@ from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.shards import Shard
 
-__all__ = ["LabelIndex", "LabelNames"]
-
 
 class LabelNames:
     """The names of a model's labels, if they have any; finds labels by name or number."""

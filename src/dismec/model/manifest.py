@@ -27,18 +27,6 @@ from dismec.errors import DataError, ModelError
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
-__all__ = [
-    "BlockReceipt",
-    "Journal",
-    "Manifest",
-    "PartReceipt",
-    "ShardReceipt",
-    "check_precision",
-    "is_own",
-    "make_journal",
-    "read_journal",
-]
-
 FORMAT = "dismec-model"
 FORMAT_VERSION = 1
 

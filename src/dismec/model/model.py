@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ from dismec.errors import DataError, ModelError
 from dismec.measure.metrics import Truth
 from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.calibration import Calibration
-from dismec.model.evaluation import evaluate
 from dismec.model.explanation import Explanation, explain
 from dismec.model.label_index import LabelNames
 from dismec.model.manifest import Manifest
+from dismec.model.model_metrics import evaluate
 from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.pruning import pruned_params, repacked
 from dismec.model.rankings import Rankings, RerankedRankings, ShardRankings, assigned, ranked
@@ -35,16 +35,7 @@ from dismec.model.select_labels import renumbered, selected
 from dismec.model.shards import Shard, gather
 from dismec.model.sidecar_files import LabelTable, Parts
 
-__all__ = ["RANKS", "Capabilities", "Model", "check_dense"]
-
 RANKS = ("score", "probability")  # what labels can be ranked by
-
-
-class Capabilities(NamedTuple):
-    """Optional abilities of a model."""
-
-    texts: bool  # accepts texts: it has a vocabulary
-    probabilities: bool  # computes probabilities: it is calibrated
 
 
 class Model:
@@ -141,11 +132,6 @@ class Model:
         Labels that share their weights have the calibration of the first of them.
         """
         return self._rankings.calibration
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Whether the model accepts texts, and whether it computes probabilities."""
-        return Capabilities(self.vocabulary is not None, self.calibration is not None)
 
     @property
     def weights(self) -> sp.csr_array:

@@ -18,8 +18,6 @@ from dismec.model.saving import unpacked
 from dismec.model.scoring import RowTransform
 from dismec.model.sidecar_files import Parts, read_parts
 
-__all__ = ["open_model", "read_head"]
-
 
 def open_model(
     path: str | os.PathLike[str] | bytes | BinaryIO, *, check: bool | None = None

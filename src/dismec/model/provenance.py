@@ -27,8 +27,6 @@ import numpy.typing as npt
 
 from dismec.data.counts import counted
 
-__all__ = ["format_ranges", "history_entry", "parse_ranges", "sentence", "shown"]
-
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
     *("row_weights", "pair_weights"),

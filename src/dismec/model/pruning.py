@@ -13,8 +13,6 @@ from dismec.model.refined_transform import RefinedTransform
 from dismec.model.scoring import RowTransform
 from dismec.model.shards import Shard, gather, pack, prune
 
-__all__ = ["pruned_params", "repacked"]
-
 
 def pruned_params(params: Mapping[str, Any], delta: float | None, precision: str) -> dict[str, Any]:
     """Return the parameters of the smaller model; errors are those of `Model.pruned`."""

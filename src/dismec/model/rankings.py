@@ -28,17 +28,6 @@ from dismec.model.scoring import (
 from dismec.model.select_labels import cut_down
 from dismec.model.shards import Shard, first_labels
 
-__all__ = [
-    "MACRO_F1",
-    "MICRO_F1",
-    "Gains",
-    "Rankings",
-    "RerankedRankings",
-    "ShardRankings",
-    "assigned",
-    "ranked",
-]
-
 MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # names of the thresholds found by calibration
 
 _ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))

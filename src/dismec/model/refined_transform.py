@@ -22,8 +22,6 @@ from dismec.features.transform import Transform
 from dismec.model.scoring import Labels, Scores, best_labels
 from dismec.model.shards import Shard
 
-__all__ = ["RefinedTransform", "Refinement", "label_columns", "widened"]
-
 # Factor on delta for the weights of labels: most of these weights are between delta and this limit,
 # and dropping them costs no accuracy (``docs/howto/refining.md``).
 _PRUNED_MORE = 5.0

@@ -30,8 +30,6 @@ from dismec.model.scoring import RowTransform
 from dismec.model.shards import Shard
 from dismec.model.sidecar_files import Parts, write_parts
 
-__all__ = ["unpacked", "write_model"]
-
 _ENDING = ".zip"
 _MOST_FILES = 1 << 16
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError)

@@ -21,20 +21,6 @@ from dismec.model.allowed import Allowed
 from dismec.model.label_index import LabelIndex
 from dismec.model.shards import Shard
 
-__all__ = [
-    "Labels",
-    "Predictor",
-    "Ranking",
-    "RowTransform",
-    "Scores",
-    "best_labels",
-    "check_explained",
-    "count_before",
-    "empty_topk",
-    "explained",
-    "input_rows",
-]
-
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
 # for their transformed copy to stay in the cache.
 _CHUNK_ROWS = 1024

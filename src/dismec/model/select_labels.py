@@ -13,8 +13,6 @@ from dismec.errors import ModelError
 from dismec.model.manifest import MOST_WEIGHTS, PRECISIONS
 from dismec.model.shards import Shard
 
-__all__ = ["cut_down", "renumbered", "selected"]
-
 
 def renumbered(shard: Shard, numbers: npt.NDArray[np.int64]) -> Shard:
     """Return the shard with a new number for each label, in the same order."""

@@ -26,17 +26,6 @@ from dismec.errors import DataError, ModelError
 from dismec.model.manifest import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 from dismec.solve.partition import first_equal, repeated
 
-__all__ = [
-    "Classifiers",
-    "LabeledWeights",
-    "Packing",
-    "Shard",
-    "first_labels",
-    "gather",
-    "pack",
-    "prune",
-]
-
 T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 MapFunction = Callable[..., Any]  # `map`, or the same on several threads

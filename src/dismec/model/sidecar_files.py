@@ -19,8 +19,6 @@ from dismec.model.calibration import Calibration
 from dismec.model.directory import open_checked, write_hashed
 from dismec.model.manifest import ARRAYS, QUICK_BYTES, Manifest, PartReceipt
 
-__all__ = ["LabelTable", "Parts", "read_parts", "write_parts"]
-
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
 

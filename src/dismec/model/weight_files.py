@@ -30,18 +30,6 @@ from dismec.model.manifest import (
 from dismec.model.shards import LabeledWeights, Packing, Shard
 from dismec.solve.block import Block
 
-__all__ = [
-    "adopt_block",
-    "finish",
-    "next_shard",
-    "read_block",
-    "read_first",
-    "read_shard",
-    "read_shards",
-    "write_block",
-    "write_shard",
-]
-
 _OPEN_BLOCKS = 256  # mapped files: a process can often have no more than 1,024
 
 

@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-__all__ = ["Duplicates", "describe_duplicates", "groups_of_equals", "row_hashes"]
-
 _LISTED = 10  # groups of equal rows that are listed
 _ROWS_NAMED = 5  # rows listed per group
 _MOST_BEGINNINGS = 50_000  # duplicate texts whose beginnings are kept for display

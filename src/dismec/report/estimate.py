@@ -25,8 +25,6 @@ from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
 
-__all__ = ["estimate_training", "summarize_estimate"]
-
 _PILOT = 32  # labels that the solver processes together in one pass
 
 # Peaks of benchmarks/memory.py: the interpreter with its libraries, the working sets and slots of a

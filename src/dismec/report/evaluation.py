@@ -16,8 +16,6 @@ from dismec.measure.levels import by_level, by_node
 from dismec.measure.metrics import Truth, hits, reliability
 from dismec.model.model import Model
 
-__all__ = ["KS", "describe_hierarchy", "describe_test"]
-
 KS = (1, 3, 5)
 _LISTED = 10  # labels listed as the best, and as the worst
 _LEAST_TEST_ROWS = 5  # minimum number of test rows of such a label

@@ -29,14 +29,6 @@ from dismec.report.label_facts import describe_labels, strongest_pairs
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
-__all__ = [
-    "describe_data",
-    "describe_model",
-    "describe_texts",
-    "plain_facts",
-    "shown",
-]
-
 _SECTIONS = (
     "label frequencies",
     "features of a row",

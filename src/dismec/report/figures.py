@@ -19,21 +19,6 @@ from dismec.errors import DataError, DismecError
 from dismec.measure.breakdown import frequency_range
 from dismec.solve.weight_counts import BINS, SIDE
 
-__all__ = [
-    "check_drawing",
-    "check_plot",
-    "draw_bars",
-    "draw_frequencies",
-    "draw_groups",
-    "draw_histogram",
-    "draw_reliability",
-    "draw_svg",
-    "draw_sweep",
-    "draw_tuning",
-    "draw_weights",
-    "plain_ticks",
-]
-
 _Table = Sequence[Mapping[str, float]]
 
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"

@@ -14,7 +14,7 @@ from dismec.report import figures
 from dismec.report.estimate import summarize_estimate
 from dismec.report.evaluation import KS
 from dismec.report.facts import plain_facts
-from dismec.report.page import (
+from dismec.report.html_page import (
     MOST_LABELS,
     folded,
     label_table,
@@ -33,8 +33,6 @@ from dismec.report.sections import (
     summarize_data,
     summarize_test,
 )
-
-__all__ = ["hierarchy_sections", "make_page", "write_page"]
 
 _TABLE_1 = {
     "rows": "rows N",

@@ -26,16 +26,6 @@ from dismec.model.model import Model
 from dismec.model.refined_transform import RefinedTransform
 from dismec.report.duplicates import groups_of_equals
 
-__all__ = [
-    "LISTED",
-    "describe_labels",
-    "one_edit_apart",
-    "same_words",
-    "strongest_pairs",
-    "words_of",
-    "write_label_csv",
-]
-
 _LEAST_LETTERS = 6  # minimum length of a word in which an edit counts
 _LONGEST = 100  # maximum length of the words that are searched for edits
 # Separators between digits are kept: 1.5 is not 15. The signs of C# and C++ are not punctuation

@@ -17,8 +17,6 @@ from dismec.data.types import LabelsLike, RowsLike
 from dismec.errors import DataError
 from dismec.model.model import Model
 
-__all__ = ["DELTAS", "pruning_curve"]
-
 DELTAS = (0.0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.3)
 _MOST_DELTA = float(np.finfo(np.float32).max)
 

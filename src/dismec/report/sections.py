@@ -11,18 +11,6 @@ from dismec.measure.breakdown import frequency_range
 from dismec.report.evaluation import KS
 from dismec.report.figures import draw_groups
 
-__all__ = [
-    "Section",
-    "extreme_section",
-    "file_section",
-    "group_section",
-    "label_sections",
-    "list_anomalies",
-    "percent",
-    "summarize_data",
-    "summarize_test",
-]
-
 
 class Section(NamedTuple):
     """A titled table with text above and a note below; any of them may be empty.

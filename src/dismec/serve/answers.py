@@ -35,8 +35,6 @@ from dismec.serve.contract import (
 from dismec.serve.label_filter import LabelFilter, ServedTree
 from dismec.serve.request_rows import parse, text_vocabulary
 
-__all__ = ["Service"]
-
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 _log = logging.getLogger(__name__)

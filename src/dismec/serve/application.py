@@ -29,10 +29,8 @@ from dismec.errors import DataError
 from dismec.serve.answers import Service
 from dismec.serve.description import openapi
 from dismec.serve.page import docs_page, page
-from dismec.serve.prometheus import CONTENT_TYPE_LATEST, Metrics
+from dismec.serve.prometheus import CONTENT_TYPE, Metrics
 from dismec.serve.request_rows import LongTexts, NumericRows
-
-__all__ = ["Settings", "application"]
 
 _BODY_SECONDS = 30  # for a body to arrive
 _BODIES_BYTES = 1 << 28  # all bodies together, or four of the largest
@@ -257,7 +255,7 @@ class _Endpoints:
 
     async def show_metrics(self, request: Request) -> Response:
         self._authorise(request)
-        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(self, _: Request) -> Response:
         return _answered(self._description())

@@ -20,8 +20,6 @@ from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Connection"]
-
 _log = logging.getLogger(__name__)
 _SPARE_FILES = 64  # descriptors reserved for other uses than connections
 

@@ -18,17 +18,6 @@ from dismec.data.counts import counted
 from dismec.errors import DataError
 from dismec.model.model import Model
 
-__all__ = [
-    "HIGHLIGHTED",
-    "HIGHLIGHTED_BY_CHARACTERS",
-    "HIGHLIGHTS",
-    "LARGEST",
-    "Contract",
-    "Limits",
-    "Schema",
-    "ref",
-]
-
 HIGHLIGHTS = 2000  # maximum number of highlighted pieces of a text: those with the largest weights
 HIGHLIGHTED = 1_000_000  # maximum length of a highlighted text: a longer one takes seconds
 HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms

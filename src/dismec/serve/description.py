@@ -7,8 +7,6 @@ from typing import Any
 from dismec.model.model import Model
 from dismec.serve.contract import Contract, Schema, ref
 
-__all__ = ["openapi"]
-
 _QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}
 
 

@@ -16,8 +16,6 @@ from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.model import Model
 
-__all__ = ["LabelFilter", "LabelSearch", "ServedTree"]
-
 Ints = npt.NDArray[np.int64]
 
 _KEPT = 16  # cached sets of labels: a client requests the same one many times

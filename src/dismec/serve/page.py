@@ -13,8 +13,6 @@ from typing import Any
 from dismec.data.printable import html_text
 from dismec.model.model import Model
 
-__all__ = ["docs_page", "page"]
-
 
 def page(model: Model) -> tuple[str, dict[str, str]]:
     """Return the page and its headers, with fields for the model's input."""

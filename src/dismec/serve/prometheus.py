@@ -10,18 +10,17 @@ import os
 from functools import cache
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
     disable_created_metrics,
+    exposition,
     generate_latest,
     multiprocess,
 )
 
-__all__ = ["CONTENT_TYPE_LATEST", "FOLDER", "Metrics", "forget_gauges"]
-
+CONTENT_TYPE: str = exposition.CONTENT_TYPE_LATEST
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

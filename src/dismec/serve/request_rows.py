@@ -19,8 +19,6 @@ from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.model import Model
 from dismec.serve.contract import LARGEST, Contract
 
-__all__ = ["LongTexts", "NumericRows", "parse", "text_vocabulary"]
-
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
 _Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values of a row
 

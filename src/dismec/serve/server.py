@@ -27,8 +27,6 @@ from dismec.serve.connections import Connection
 from dismec.serve.contract import Limits
 from dismec.serve.prometheus import FOLDER, forget_gauges
 
-__all__ = ["serve"]
-
 _BACKLOG = 2048  # connections waiting to be accepted
 _IDLE_SECONDS = 75  # longer than load balancers keep idle connections, so they close first
 _SHUTDOWN_SECONDS = 20  # for requests in flight at shutdown

@@ -12,8 +12,6 @@ import scipy.sparse as sp
 
 from dismec.solve.weight_counts import BINS
 
-__all__ = ["Block", "BlockStats", "sum_counts"]
-
 
 @dataclass(frozen=True)
 class BlockStats:

@@ -16,16 +16,6 @@ import numpy.typing as npt
 from dismec.data.targets import propensities
 from dismec.data.weights import RowWeights
 
-__all__ = [
-    "LARGEST_COST",
-    "PROPENSITY",
-    "SMALLEST_COST",
-    "WEIGHTINGS",
-    "Costs",
-    "Weighting",
-    "split_weights",
-]
-
 PROPENSITY = "propensity"
 WEIGHTINGS = (PROPENSITY,)
 

@@ -9,16 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BlockCutter",
-    "EqualLabels",
-    "by_frequency",
-    "cut",
-    "effort",
-    "first_equal",
-    "repeated",
-]
-
 Ints = npt.NDArray[np.int64]
 
 _FINEST = 8  # at most this many times the requested blocks when the remaining labels are cut again

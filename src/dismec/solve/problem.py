@@ -49,17 +49,6 @@ from dismec.solve.costs import Costs, Weighting, split_weights
 from dismec.solve.partition import EqualLabels
 from dismec.solve.weight_counts import BINS
 
-__all__ = [
-    "Cancel",
-    "LabelSolver",
-    "Problem",
-    "ProblemFacts",
-    "Solution",
-    "SolverParams",
-    "WorkSharing",
-    "empty_array",
-]
-
 PENALTIES = ("l2", "l1")
 _SINGLE = np.finfo(np.float32)
 

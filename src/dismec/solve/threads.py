@@ -30,8 +30,6 @@ from dismec.solve.problem import (
     empty_array,
 )
 
-__all__ = ["solve_blocks", "solve_path"]
-
 T = TypeVar("T")
 
 # Labels per thread and step: few enough to share out the last ones of a run.

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BINS", "EDGES", "SIDE", "count_weights"]
-
 SIDE = 48
 BINS = 2 * SIDE + 1
 # The positive side: bin SIDE + i holds EDGES[i − 1] ≤ w < EDGES[i]; the last one has no upper

@@ -24,8 +24,6 @@ from dismec.measure.metrics import hits
 from dismec.model.calibration import LEAST_SLOPE, Calibration, bend_terms, logistic, shared_curve
 from dismec.model.model import Model
 
-__all__ = ["fit_calibration"]
-
 Floats = npt.NDArray[np.float64]
 # Curves are fitted on the best-scoring labels of each row: 10 of them, or the mean number of labels
 # per row if that is larger. With 5 or 20, ranking held-out rows by probability is less accurate

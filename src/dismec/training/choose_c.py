@@ -37,8 +37,6 @@ from dismec.training.job import Job
 from dismec.training.params import KINDS, Progress, part_of
 from dismec.training.resume import known_C
 
-__all__ = ["ChoiceOfC", "pick"]
-
 _DEPTHS = (1, 3, 5)
 # Weights that are collected before they are packed to score rows.
 _PENDING = 1 << 24

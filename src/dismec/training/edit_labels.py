@@ -46,8 +46,6 @@ from dismec.training.job import Job
 from dismec.training.params import Progress, TrainingParams, TrainOptions
 from dismec.training.resume import earlier_edit
 
-__all__ = ["add_labels", "remove_labels", "update_labels"]
-
 Ids = npt.NDArray[np.int64]
 
 

@@ -41,16 +41,6 @@ from dismec.training.params import Progress, TrainOptions, report
 if TYPE_CHECKING:
     from dismec.cluster.client import Cluster
 
-__all__ = [
-    "Arrays",
-    "Executor",
-    "Store",
-    "on_workers",
-    "opened_executor",
-    "run_in_memory",
-    "run_into",
-]
-
 _log = logging.getLogger("dismec")
 
 T = TypeVar("T")
@@ -231,7 +221,7 @@ def _solve_on_cluster(
 ) -> Generator[list[BlockReceipt], None, None]:
     """Solve the labels that are not in `held` on a cluster."""
     from dismec.cluster.file_copies import FileSpec
-    from dismec.cluster.training import ClusterJob, solve_on_cluster
+    from dismec.cluster.solve_tasks import ClusterJob, solve_on_cluster
 
     cluster: Any = executor.cluster
     cluster.check_workers()

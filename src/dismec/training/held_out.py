@@ -29,20 +29,6 @@ from dismec.training.execute import Store
 from dismec.training.job import Job
 from dismec.training.params import DELTAS, part_of
 
-__all__ = [
-    "DEPTHS",
-    "TOLERANCE",
-    "Trial",
-    "Validation",
-    "choose_delta",
-    "held_out",
-    "only_columns",
-    "only_known",
-    "only_labels",
-    "pick_delta",
-    "sampled",
-]
-
 DEPTHS = (1, 3, 5)
 TOLERANCE = 0.1  # points of P@k
 _MOST_ROWS = 10_000

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from dismec.model.refined_transform import RefinedTransform
     from dismec.solve.costs import Costs
 
-__all__ = ["Blocks", "Job", "Mask"]
-
 Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # labels of each block, by block number
 Mask: TypeAlias = npt.NDArray[np.bool_]  # (n_labels,)
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -28,8 +28,6 @@ from dismec.solve.block import BlockStats
 from dismec.training.calibrate import fit_calibration
 from dismec.training.params import EXAMPLES
 
-__all__ = ["merge_models", "with_probabilities"]
-
 Ids = npt.NDArray[np.int64]
 
 # Parameters that decide what a score means, with their value in models older than the parameter.

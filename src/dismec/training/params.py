@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from dismec.solve.costs import Costs
     from dismec.solve.problem import SolverParams
 
-__all__ = [
-    "AUTO",
-    "DELTAS",
-    "EXAMPLES",
-    "KINDS",
-    "LEAST_DELTA",
-    "Progress",
-    "TrainOptions",
-    "TrainingParams",
-    "WorkProgress",
-    "part_of",
-    "report",
-    "share_of",
-]
-
 AUTO = "auto"
 EXAMPLES = 5  # number of training texts that a model may keep
 LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose

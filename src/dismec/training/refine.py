@@ -41,8 +41,6 @@ from dismec.training.held_out import held_out, only_columns, only_known, sampled
 from dismec.training.job import Job
 from dismec.training.params import Progress, TrainingParams, share_of
 
-__all__ = ["Refining"]
-
 _log = logging.getLogger("dismec")
 
 _LEAST_ROWS = 20  # of labels used as features: the scores of rarer ones are unreliable

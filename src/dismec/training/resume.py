@@ -34,16 +34,6 @@ from dismec.model.sidecar_files import read_parts, write_parts
 from dismec.training.job import Job, Mask
 from dismec.training.params import AUTO, DELTAS
 
-__all__ = [
-    "begin",
-    "check_output",
-    "earlier_edit",
-    "earlier_run",
-    "known_C",
-    "known_calibration",
-    "known_trial",
-]
-
 _log = logging.getLogger("dismec")
 
 _NOT_COMPARED = (

@@ -28,8 +28,6 @@ from dismec.model.directory import data_file, make_directory
 from dismec.training.params import EXAMPLES, TrainOptions
 from dismec.training.resume import check_output
 
-__all__ = ["example_texts", "texts_read"]
-
 _SHORTEST, _LONGEST = 20, 2000  # range of characters in a text that it may keep
 _KEPT = 300  # characters kept of each text
 

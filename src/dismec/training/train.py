@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from dismec.features.vocabulary import TextParams, Vocabulary
     from dismec.solve.costs import Costs
 
-__all__ = ["fit", "train", "train_on", "train_text"]
-
 
 class Stage(Protocol):
     """Something that is learned before the model itself is trained."""

@@ -35,8 +35,6 @@ from dismec.model.rankings import Rankings
 from dismec.model.scoring import Labels, RowTransform, Scores, check_explained, empty_topk
 from dismec.model.shards import Shard, first_labels
 
-__all__ = ["ClusterModel"]
-
 _MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # per batch
 _BATCHES_PER_THREAD = 6  # at least, so the last ones are a small share of the work
 _AHEAD = 2  # batches submitted per thread

@@ -51,8 +51,6 @@ from dismec.solve.partition import BlockCutter
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 
-__all__ = ["BLOCKS_PER_THREAD", "ClusterJob", "Report", "block_count", "solve_on_cluster"]
-
 BLOCKS_PER_THREAD = 24  # so the last ones are a small share of the work
 _FEW_THREADS = 8  # with fewer, blocks are cut as if there were this many: more may come
 _MANY = 10_000  # blocks; each costs the client and the scheduler time

@@ -29,8 +29,6 @@ from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
 
-__all__ = ["DiSMECClassifier"]
-
 
 class DiSMECClassifier(Estimator):
     """One-vs-rest linear classifiers with squared hinge loss, for many labels.

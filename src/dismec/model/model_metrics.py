@@ -15,8 +15,6 @@ from dismec.model.calibration import Calibration, logistic
 from dismec.model.rankings import MACRO_F1, MICRO_F1
 from dismec.model.scoring import Labels, Scores
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     truth: Truth,

@@ -25,8 +25,6 @@ from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
 from dismec.model.rankings import ranked
 
-__all__ = ["DiSMECTextClassifier"]
-
 _TEXT = tuple(f.name for f in fields(TextParams))
 
 # Labels that are not text, by their names in the model.

@@ -19,17 +19,6 @@ from dismec.data.printable import html_text
 from dismec.report.facts import shown
 from dismec.report.sections import Section
 
-__all__ = [
-    "MOST_LABELS",
-    "figure",
-    "folded",
-    "label_table",
-    "page_of",
-    "paragraphs",
-    "section_of",
-    "table",
-]
-
 MOST_LABELS = 20_000  # labels on a page
 _AT_ONCE = 50  # labels shown before the reader asks for more; page.js has the same number
 

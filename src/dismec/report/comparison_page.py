@@ -10,10 +10,8 @@ from dismec.data.files import StrPath, whole_file
 from dismec.data.printable import html_text
 from dismec.measure.breakdown import frequency_range
 from dismec.report.figures import BLUE, COLORS, MARKERS, draw_bars, draw_svg, plain_ticks
-from dismec.report.page import figure, page_of, section_of, table
+from dismec.report.html_page import figure, page_of, section_of, table
 from dismec.report.sections import Section
-
-__all__ = ["accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
 
 _DEPTHS = (1, 3, 5)
 _BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
