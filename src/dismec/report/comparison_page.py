@@ -111,7 +111,8 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         ("model_bytes", 1e6, "size of the model, MB", "P@1 against model size."),
     ):
         points = {n: [(e[key] / unit, e["P@1"])] for n, e in shown.items() if e.get(key)}
-        yield figure(_draw_points(points, what, log=True), caption)
+        ranges = {n: shown[n]["intervals"]["P@1"] for n in points}
+        yield figure(_draw_points(points, what, ranges), f"{caption} Lines: 95 % intervals.")
     yield "<h2>nDCG@k</h2>"
     heights = {f"nDCG@{k}": [e[f"nDCG@{k}"] for e in shown.values()] for k in _DEPTHS}
     bars = draw_bars(list(shown), heights, "system")
@@ -139,14 +140,21 @@ def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draw_points(
-    curves: Mapping[str, Sequence[tuple[float, float]]], what: str, log: bool = False
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    what: str,
+    ranges: Mapping[str, Sequence[float]] | None = None,
 ) -> bytes:
-    """Draw P@1 (y) of each system against something else (x); several points are joined."""
+    """Draw P@1 (y) of each system against something else (x); several points are joined.
+
+    With `ranges` of y, x has a logarithmic scale.
+    """
 
     def draw(ax: Any) -> None:
         for place, (name, points) in enumerate(curves.items()):
             ax.plot(*zip(*points, strict=True), lw=1.2, ms=6, label=name, **_style_of(place, name))
-        if log:
+            if ranges:
+                ax.vlines(points[0][0], *ranges[name], lw=1, color=_style_of(place, name)["color"])
+        if ranges:
             ax.set_xscale("log")
             plain_ticks(ax.xaxis)
         ax.set_xlabel(what)
