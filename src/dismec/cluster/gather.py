@@ -65,7 +65,7 @@ def gathered(
             while len(ahead) <= _AHEAD and (block := next(left, None)) is not None:
                 ahead.append(list(cluster.client.compute(list(block))))
             file = submit(_append, file, *ahead.popleft())
-            _outcome(cluster, file)
+            _outcome(cluster, submit(bool, file))  # the file itself stays there
         file = submit(_finish, file, n_labels)
     facts = submit(_facts_of, file, transform)
     _outcome(cluster, facts)

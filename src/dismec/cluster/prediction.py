@@ -203,6 +203,7 @@ class _RemoteShards:
         """Return a worker for a shard; all workers have something to do."""
         while not (workers := sorted(self.cluster.workers())):  # raises an error after a while
             time.sleep(0.1)
+        self._held = {key: held for key, held in self._held.items() if key[1] in workers}
         holders = workers[number :: len(self.files)] or [workers[number % len(workers)]]
         self._turn += 1
         return holders[self._turn // len(self.files) % len(holders)]
