@@ -191,7 +191,7 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
             with pytest.raises(ModelError, match="gives no probabilities"):
                 ask(X)
         with pytest.raises(ModelError, match="gives no probabilities"):
-            there.reranked()
+            there.reranked().predict_topk(X)
 
 
 @pytest.fixture(scope="module")

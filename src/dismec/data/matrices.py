@@ -10,7 +10,7 @@ other. The caller's arrays stay writeable: the read-only ones are views used ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ __all__ = [
     "is_checked",
     "refuse_mask",
     "row_pointers",
+    "rows_of_pairs",
     "sealed",
     "small_row_pointers",
     "without_unused",
@@ -359,3 +360,28 @@ def _entry_count(what: str, columns: str, rows: Any) -> int:
             wrong = low if low < 0 else high
             raise DataError(f"{what}: column {wrong} is outside {shape[1]} {columns}")
     return nnz
+
+
+def rows_of_pairs(rows: Iterable[Any]) -> tuple[sp.csr_array, list[list[int]]]:
+    """Convert rows that are pairs: a map from feature numbers to values, and label numbers."""
+    starts, columns, values, labels = [0], [], [], []
+    for number, row in enumerate(rows):
+        try:
+            features, of_row = row
+            pairs = features.items() if isinstance(features, Mapping) else features
+            for column, value in pairs:
+                columns.append(int(column))
+                values.append(float(value))
+            labels.append([int(label) for label in of_row])
+        except (TypeError, ValueError):
+            raise DataError(
+                f"row {number} is not a pair of features {{number: value}} and label numbers"
+            ) from None
+        starts.append(len(columns))
+    n_columns = 1 + max(columns, default=-1)
+    matrix = (np.array(values), np.array(columns, np.int64), np.array(starts))
+    try:
+        X: Any = sp.csr_array(matrix, shape=(len(labels), n_columns))
+    except ValueError as error:
+        raise DataError(f"features of the rows: {error}") from None
+    return check_X(X), labels

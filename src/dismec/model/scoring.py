@@ -34,6 +34,7 @@ __all__ = [
     "empty_topk",
     "explained",
     "input_rows",
+    "merge_topk",
 ]
 
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
@@ -274,6 +275,18 @@ def best_labels(
             for shard, among in zip(shards, allowed, strict=True):
                 kernels.merge_topk(shard, *rows, labels, scores, allowed=among)
     return labels, scores
+
+
+def merge_topk(
+    found: Sequence[tuple[Labels, Scores]], n_rows: int, places: int
+) -> tuple[Labels, Scores]:
+    """Merge the best labels among disjoint sets of labels, ranked as in `Predictor.topk`."""
+    candidates = zip(*found, empty_topk(n_rows, places), strict=True)
+    labels, scores = (np.concatenate(arrays, axis=1) for arrays in candidates)
+    # An empty place, −1, is the largest unsigned number, so it loses to a label with score −inf.
+    order: npt.NDArray[np.intp] = np.lexsort((labels.view(np.uint32), -scores), axis=1)
+    order = order[:, :places]
+    return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
 
 
 def check_explained(n_rows: int, label: int, n_labels: int) -> None:
