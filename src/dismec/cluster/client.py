@@ -219,11 +219,7 @@ def worker_client() -> distributed.Client:
 
 
 def _new_client(where: str, patience: float) -> distributed.Client:
-    """Connect to a scheduler, given its address or a scheduler file; wait until it answers.
-
-    The client runs in its own thread. Raise `ClusterError` if no scheduler answers for `patience`
-    seconds.
-    """
+    """Connect to a scheduler at an address or in a scheduler file; wait until it answers."""
     begin = time.monotonic()
     warned = False
     while True:

@@ -130,9 +130,6 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
     return list(blocks if len(shape) == 1 else blocks[:, 0])
 
 
-# On the worker that writes the file ---------------------------------------------------------------
-
-
 class _GrowingFile(LocalCopy):
     """A data file that blocks are appended to; their parts are X, E and Y, or rows."""
 

@@ -439,10 +439,7 @@ class _ClusterRankings(Rankings):
 def _cut_rows(
     rows: Rows | MixedArrays, threads: int, allowed: Allowed | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield where batches of rows start and end, for this total number of threads.
-
-    The size of a batch includes the label sets of its rows.
-    """
+    """Yield where batches of rows and their label sets start and end, for so many threads."""
     share = rows.n_rows // (_BATCHES_PER_THREAD * max(threads, 1))
     most = min(max(share, _LEAST_ROWS), _MOST_ROWS)
     before = (rows.indptr + np.arange(len(rows.indptr))) * 8
