@@ -25,7 +25,7 @@ from distributed import Client
 
 import data
 import dismec
-from dismec.cluster.score_tasks import ClusterModel
+from dismec.cluster.cluster_model import ClusterModel
 from dismec.cpu import kernels
 from machine import print_heading
 

@@ -15,7 +15,7 @@ from clusters import Processes
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cli import main
-from dismec.cluster.score_tasks import ClusterModel
+from dismec.cluster.cluster_model import ClusterModel
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 
@@ -191,7 +191,7 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
             with pytest.raises(ModelError, match="gives no probabilities"):
                 ask(X)
         with pytest.raises(ModelError, match="gives no probabilities"):
-            there.reranked()
+            there.reranked().predict_topk(X)
 
 
 @pytest.fixture(scope="module")

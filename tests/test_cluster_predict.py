@@ -17,13 +17,12 @@ from clusters import Processes, wait_until
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, train
 from dismec.cluster.client import Cluster
-from dismec.cluster.score_tasks import ClusterModel
-from dismec.cluster.shard_queries import merge
+from dismec.cluster.cluster_model import ClusterModel
 from dismec.cpu import kernels
 from dismec.data.matrices import Rows
 from dismec.errors import ClusterError
 from dismec.features.transform import Transform
-from dismec.model.scoring import Predictor, best_labels
+from dismec.model.scoring import Predictor, best_labels, merge_topk
 from dismec.model.shards import pack
 from test_cluster import blind
 
@@ -105,7 +104,7 @@ def test_merged_parts_are_the_best_of_all(k):
     for group in (shards[:2], shards[2:3], shards[3:]):
         held = sum(len(shard.labels) for shard in group)
         parts.append(best_labels([shard.native for shard in group], rows, min(k, held)))
-    assert_same(merge(parts, 30, k), expected)
+    assert_same(merge_topk(parts, 30, k), expected)
 
 
 def test_answers_are_those_of_one_machine_and_workers_release_the_model(shared, model, local, X):
@@ -159,7 +158,7 @@ def test_workers_that_die_cost_nothing_but_time(tmp_path, model, local, X):
             for _ in range(5):
                 assert_same(there.predict_topk(X, 5), local(5))
             killer.join()
-            assert holders(client) == [SHARDS]
+            wait_until(lambda: holders(client) == [SHARDS])
             processes.kill(workers[1])
             threading.Timer(1.0, processes.worker).start()
             assert_same(there.predict_topk(X, 5), local(5))

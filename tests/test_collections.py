@@ -349,7 +349,10 @@ def test_collections_are_recognized_without_dask():
 @pytest.fixture
 def growing(tmp_path, monkeypatch):
     """Make files that grow in this process."""
-    monkeypatch.setattr("dismec.cluster.file_copies.scratch_directory", lambda: tmp_path)
+    monkeypatch.setattr(
+        "dismec.cluster.file_copies.scratch_directory", lambda worker=None: tmp_path
+    )
+    monkeypatch.setattr("dismec.cluster.gather.this_worker", lambda: "here")
     return lambda *kinds: gather._GrowingFile("file", kinds)
 
 
@@ -361,30 +364,30 @@ def test_facts_of_blocks_equal_those_of_the_whole(growing, problem):
     file = growing("X", "Y")
     for begin in range(0, ROWS, 250):
         rows = slice(begin, begin + 250)
-        gather._append(file, X[rows], Y[rows].toarray())
-    copy = gather._finish(file, None)
-    facts, path = gather._facts_of(copy, OPTIONS)
+        file.append(X[rows], Y[rows].toarray())
+    copy = file.finish(None)
+    facts, _, path = gather._facts_of(copy, OPTIONS)
     job = fit(X, Y)
     assert facts.fingerprint == job.manifest.data
     np.testing.assert_array_equal(facts.label_counts, job.label_counts)
     assert facts.n_rows == ROWS
     assert Path(path).exists()
-    del copy
+    del copy, file
     assert not Path(path).parent.exists()
 
 
 def test_blocks_of_other_widths_are_refused(growing, problem):
     X, Y = problem
     file = growing("X", "Y")
-    gather._append(file, X[:10], Y[:10])
+    file.append(X[:10], Y[:10])
     with pytest.raises(DataError, match="block 1: rows with 79 features, not 80"):
-        gather._append(file, X[:10, :79], Y[:10])
+        file.append(X[:10, :79], Y[:10])
     with pytest.raises(
         DataError, match="block 1: the number of labels is 3; blocks before have 40"
     ):
-        gather._append(file, X[:10], Y[:10, :3])
+        file.append(X[:10], Y[:10, :3])
     with pytest.raises(DataError, match=r"block 1: X has 10 rows, Y has shape \(9, 40\)"):
-        gather._append(file, X[:10], Y[:9])
+        file.append(X[:10], Y[:9])
 
 
 @pytest.mark.parametrize(
@@ -399,7 +402,7 @@ def test_blocks_of_other_widths_are_refused(growing, problem):
 )
 def test_unsound_rows_of_a_bag_are_named(growing, row, reason):
     with pytest.raises(DataError, match=reason):
-        gather._append(growing("rows"), [({0: 1.0}, [0]), row])
+        growing("rows").append([({0: 1.0}, [0]), row])
 
 
 def test_a_file_is_written_in_pieces_with_dense_features(tmp_path, problem):

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
-from dismec.cluster.score_tasks import ClusterModel
+from dismec.cluster.cluster_model import ClusterModel
 from dismec.model.model import Model, check_dense
 from dismec.training.params import TrainOptions
 from dismec.training.texts import texts_read

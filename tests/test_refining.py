@@ -347,7 +347,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
 @pytest.mark.cluster
 @sparse_and_both
 def test_a_cluster_trains_and_predicts_the_same(refined, dask_cluster, tmp_path):
-    from dismec.cluster.score_tasks import ClusterModel
+    from dismec.cluster.cluster_model import ClusterModel
 
     address, directory = str(dask_cluster), tmp_path / "model"
     train(*refined.data, directory, REFINE, names=NAMES, cluster=address)

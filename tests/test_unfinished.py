@@ -22,7 +22,7 @@ from dismec import (
     train,
 )
 from dismec.cli import main
-from dismec.cluster.score_tasks import ClusterModel
+from dismec.cluster.cluster_model import ClusterModel
 from dismec.data.dataset import Dataset
 from dismec.model.directory import locked
 from dismec.serve.answers import Service

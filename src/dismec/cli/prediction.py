@@ -83,7 +83,7 @@ def _opened(model: Path, cluster: str | None) -> Iterator[Model]:
         yield open_model(model, check=True)
         return
     with cluster_messages(cluster, quiet=False):
-        from dismec.cluster.score_tasks import ClusterModel
+        from dismec.cluster.cluster_model import ClusterModel
 
         with ClusterModel(model, cluster) as opened:
             yield opened

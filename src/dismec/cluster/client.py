@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,6 @@ class Cluster(AbstractContextManager["Cluster"]):
             stays open at the end, or a cluster, which is returned unchanged.
         patience
             Seconds to wait for a scheduler or a worker if there is none, now and later.
-
-        Raises
-        ------
-        ClusterError
-            If there is no scheduler, or this is a coroutine of an asynchronous client.
         """
         if isinstance(where, Cluster):
             return where
@@ -84,13 +79,6 @@ class Cluster(AbstractContextManager["Cluster"]):
         """Disconnect, unless the client is the caller's."""
         if self._where is not None:
             self.client.close()
-
-    @property
-    def dashboard(self) -> str | None:
-        """Address of the dashboard, if the scheduler has one."""
-        with suppress(KeyError, OSError):
-            return self.client.dashboard_link or None
-        return None
 
     def reconnect(self) -> None:
         """Wait for a scheduler that is gone; raise `ClusterError` after `patience` seconds."""
@@ -121,7 +109,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                     raise OSError("not connected")
                 self._workers = dict(self.client.nthreads())
             except (OSError, RuntimeError, ValueError, AttributeError):  # from a closed client
-                raise SchedulerLost("the scheduler is gone") from None
+                raise SchedulerLost("the scheduler is gone; run the same command again") from None
             if self._workers:
                 self._last_seen = now
         if now - self._last_seen > self.patience:
@@ -139,8 +127,6 @@ class Cluster(AbstractContextManager["Cluster"]):
             raise ClusterError(
                 f"no worker has joined the cluster for {self.patience:.0f} s"
             ) from None
-        except (OSError, RuntimeError, ValueError):
-            raise _no_scheduler(self._where or "the client's scheduler", 0) from None
         for worker, software in self.other_versions().items():
             raise ClusterError(
                 f"worker {worker} has {software}, but the client has dismec {own_version()}: "
@@ -183,7 +169,7 @@ class Tasks:
 
     def _outcome(self, future: distributed.Future, result: Any) -> Any:
         if isinstance(result, CancelledError | asyncio.CancelledError):
-            return SchedulerLost("the task has been cancelled")
+            return SchedulerLost("the scheduler is gone; run the same command again")
         if future.status != "error":
             return result
         error = result[1]
@@ -223,11 +209,7 @@ def worker_client() -> distributed.Client:
 
 
 def _new_client(where: str, patience: float) -> distributed.Client:
-    """Connect to a scheduler, given its address or a scheduler file; wait until it answers.
-
-    The client runs in its own thread. Raise `ClusterError` if no scheduler answers for `patience`
-    seconds.
-    """
+    """Connect to a scheduler at an address or in a scheduler file; wait until it answers."""
     begin = time.monotonic()
     warned = False
     while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from dismec.cluster.file_copies import LocalCopy, report_full_disk
 from dismec.cluster.remote_data import DataFacts, PlacedData, as_parts, is_collection, is_path
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
-from dismec.data.matrices import check_X, check_Y
+from dismec.data.matrices import check_X, check_Y, rows_of_pairs
 from dismec.data.mixed import mixed_rows
 from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.errors import DataError
@@ -61,9 +61,9 @@ def gathered(
         for _ in blocks:
             while len(ahead) <= _AHEAD and (block := next(left, None)) is not None:
                 ahead.append(list(cluster.client.compute(list(block))))
-            file = submit(_append, file, *ahead.popleft())
-            _outcome(cluster, file)
-        file = submit(_finish, file, n_labels)
+            file = submit(_GrowingFile.append, file, *ahead.popleft())
+            _outcome(cluster, submit(bool, file))  # the file itself stays there
+        file = submit(_GrowingFile.finish, file, n_labels)
     facts = submit(_facts_of, file, transform)
     _outcome(cluster, facts)
     yield PlacedData(*facts.result())
@@ -127,9 +127,6 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
     return list(blocks if len(shape) == 1 else blocks[:, 0])
 
 
-# On the worker that writes the file ---------------------------------------------------------------
-
-
 class _GrowingFile(LocalCopy):
     """A data file that blocks are appended to; their parts are X, E and Y, or rows."""
 
@@ -140,7 +137,7 @@ class _GrowingFile(LocalCopy):
         self._n_labels: int | None = None  # None if the largest label determines it
         self._n_blocks = 0
 
-    def append(self, parts: Iterable[Any]) -> None:
+    def append(self, *parts: Any) -> _GrowingFile:
         """Append a block; raise `DataError` if it is invalid or does not match those before."""
         try:
             block = _block_of(dict(zip(self._kinds, parts, strict=True)))
@@ -153,29 +150,20 @@ class _GrowingFile(LocalCopy):
                 raise DataError(
                     f"the number of labels is {block.n_labels}; blocks before have {self._n_labels}"
                 )
-            self._writer.append(block.X, block.labels, block.dense)
+            with report_full_disk(self.path):
+                self._writer.append(block.X, block.labels, block.dense)
         except DataError as error:
             reason = str(error).removeprefix(f"{self.path}: ")
             raise DataError(f"block {self._n_blocks}: {reason}") from None
         self._n_blocks += 1
+        return self
 
-    def finish(self, n_labels: int | None) -> None:
+    def finish(self, n_labels: int | None) -> _GrowingFile:
         """Complete the file."""
         assert self._writer is not None
-        with self._writer:
+        with report_full_disk(self.path), self._writer:
             self._writer.finish(n_labels if self._n_labels is None else self._n_labels)
-
-
-def _append(file: _GrowingFile, *parts: Any) -> _GrowingFile:
-    with report_full_disk(file.path):
-        file.append(parts)
-    return file
-
-
-def _finish(file: _GrowingFile, n_labels: int | None) -> LocalCopy:
-    with report_full_disk(file.path):
-        file.finish(n_labels)
-    return file
+        return self
 
 
 def _read_file(name: str, path: str) -> tuple[str | LocalCopy, list[str] | None]:
@@ -221,7 +209,7 @@ class _RowBlock(NamedTuple):
 
 def _block_of(parts: Mapping[str, Any]) -> _RowBlock:
     if _ROWS in parts:
-        return _of_rows(parts[_ROWS])
+        return _RowBlock(*rows_of_pairs(parts[_ROWS]))
     X, dense = _as_matrix(parts.get("X")), None
     if "E" in parts:
         rows = mixed_rows(X, _as_matrix(parts["E"]))
@@ -235,28 +223,3 @@ def _block_of(parts: Mapping[str, Any]) -> _RowBlock:
 def _as_matrix(block: Any) -> Any:
     """Convert matrices of other packages that can become scipy matrices."""
     return block.tocsr() if hasattr(block, "tocsr") else block
-
-
-def _of_rows(rows: Iterable[Any]) -> _RowBlock:
-    """Convert rows that are pairs: a map from feature numbers to values, and label numbers."""
-    starts, columns, values, labels = [0], [], [], []
-    for number, row in enumerate(rows):
-        try:
-            features, of_row = row
-            pairs = features.items() if isinstance(features, Mapping) else features
-            for column, value in pairs:
-                columns.append(int(column))
-                values.append(float(value))
-            labels.append([int(label) for label in of_row])
-        except (TypeError, ValueError):
-            raise DataError(
-                f"row {number} is not a pair of features {{number: value}} and label numbers"
-            ) from None
-        starts.append(len(columns))
-    n_columns = 1 + max(columns, default=-1)
-    matrix = (np.array(values), np.array(columns, np.int64), np.array(starts))
-    try:
-        X: Any = sp.csr_array(matrix, shape=(len(labels), n_columns))
-    except ValueError as error:
-        raise DataError(f"features of the rows: {error}") from None
-    return _RowBlock(check_X(X), labels)

@@ -172,12 +172,7 @@ class Solved(NamedTuple):
 
 
 def solve_block(
-    number: int,
-    labels: npt.NDArray[np.int64],
-    *,
-    run: Run,
-    software: str,
-    home: str | None,
+    number: int, labels: npt.NDArray[np.int64], *, run: Run, software: str, home: str | None
 ) -> Solved:
     """On a worker: solve a block with one thread, and write its file.
 
@@ -274,7 +269,7 @@ class _ClusterRun:
             if solved:
                 yield solved
             if failure is not None:
-                raise failure
+                raise failure if isinstance(failure, SchedulerLost) else _with_advice(failure)
             self._repeat_late()
 
     def _submit(self, blocks: Iterable[_Block], workers: list[str] | None = None) -> None:
@@ -318,8 +313,7 @@ class _ClusterRun:
         isa = solved.receipt.isa
         if self._isa and isa not in self._isa:
             _log.warning(
-                "worker %s runs %s kernels, others %s: weights are equally accurate, but their "
-                "last bits differ from those of a model trained on one kind of CPU",
+                "worker %s runs %s kernels, others %s: the last bits of weights differ",
                 solved.worker,
                 isa,
                 ", ".join(sorted(self._isa)),
@@ -343,10 +337,7 @@ class _ClusterRun:
         if self._refused and suitable:
             self._submit([block], suitable)
             return
-        kept = "finished blocks are kept, and the same command resumes"
-        if isinstance(error, ClusterError):
-            raise ClusterError(f"{error}; {kept}")
-        error.add_note(f"block {block.number} has failed; {kept}")
+        error.add_note(f"block {block.number} has failed")
         raise error
 
     def _workers_without(self, worker: str | None = None) -> list[str]:
@@ -357,10 +348,7 @@ class _ClusterRun:
         """Send the data to a worker that has asked for them; others fetch them from there."""
         self._home = None
         if self._job.home is not None:
-            raise ClusterError(
-                "no worker has the data anymore; run the same command again: finished blocks are "
-                "kept"
-            )
+            raise ClusterError("no worker has the data anymore")
         self._copy = send(self._cluster, self._job.file, worker)
         if self._copy is not None:
             self._home = worker
@@ -392,3 +380,12 @@ class _ClusterRun:
                         expected,
                     )
                     self._submit([attempt.block], others)
+
+
+def _with_advice(error: Exception) -> Exception:
+    """Return an error that says how to go on."""
+    advice = "finished blocks are kept, and the same command resumes"
+    if isinstance(error, ClusterError):
+        return ClusterError(f"{error}; {advice}")
+    error.add_note(advice)
+    return error

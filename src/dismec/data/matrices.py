@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
@@ -393,3 +393,28 @@ def _check_packed_size(path: Path, file: BinaryIO) -> None:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def rows_of_pairs(rows: Iterable[Any]) -> tuple[sp.csr_array, list[list[int]]]:
+    """Convert rows that are pairs: a map from feature numbers to values, and label numbers."""
+    starts, columns, values, labels = [0], [], [], []
+    for number, row in enumerate(rows):
+        try:
+            features, of_row = row
+            pairs = features.items() if isinstance(features, Mapping) else features
+            for column, value in pairs:
+                columns.append(int(column))
+                values.append(float(value))
+            labels.append([int(label) for label in of_row])
+        except (TypeError, ValueError):
+            raise DataError(
+                f"row {number} is not a pair of features {{number: value}} and label numbers"
+            ) from None
+        starts.append(len(columns))
+    n_columns = 1 + max(columns, default=-1)
+    matrix = (np.array(values), np.array(columns, np.int64), np.array(starts))
+    try:
+        X: Any = sp.csr_array(matrix, shape=(len(labels), n_columns))
+    except ValueError as error:
+        raise DataError(f"features of the rows: {error}") from None
+    return check_X(X), labels

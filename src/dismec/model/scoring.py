@@ -261,6 +261,18 @@ def best_labels(
     return labels, scores
 
 
+def merge_topk(
+    found: Sequence[tuple[Labels, Scores]], n_rows: int, places: int
+) -> tuple[Labels, Scores]:
+    """Merge the best labels among disjoint sets of labels, ranked as in `Predictor.topk`."""
+    candidates = zip(*found, empty_topk(n_rows, places), strict=True)
+    labels, scores = (np.concatenate(arrays, axis=1) for arrays in candidates)
+    # An empty place, −1, is the largest unsigned number, so it loses to a label with score −inf.
+    order: npt.NDArray[np.intp] = np.lexsort((labels.view(np.uint32), -scores), axis=1)
+    order = order[:, :places]
+    return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
+
+
 def check_explained(n_rows: int, label: int, n_labels: int) -> None:
     """Raise `DataError` unless there is one row, and the label is one of the model."""
     if n_rows != 1:

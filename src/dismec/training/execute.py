@@ -68,8 +68,8 @@ def opened_executor(where: Any, threads: int) -> Iterator[Executor]:
         yield Executor(threads, cluster)
         return
     with cluster:
-        if cluster.dashboard:
-            _log.info("the cluster's dashboard: %s", cluster.dashboard)
+        with suppress(KeyError, OSError):  # a scheduler without dashboard
+            _log.info("the cluster's dashboard: %s", cluster.client.dashboard_link)
         yield Executor(threads, cluster)
 
 

@@ -1,7 +1,9 @@
 """A model whose shards are on the workers of a cluster: the answers of `Model`, bit for bit.
 
-Each shard is a task result on one worker, or on several if there are fewer shards than workers.
-Rows are sent in batches, and a batch is one task per shard; the client merges their results.
+Each shard is the result of a task (`HeldShard`), so it stays on its worker, and Dask loads it
+elsewhere if that worker dies; if there are fewer shards than workers, several hold the same. Rows
+are sent in batches. A batch is one task per shard, which runs where the shard is; the client merges
+their results.
 """
 
 from __future__ import annotations
@@ -9,30 +11,41 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster import shard_queries
-from dismec.cluster.client import Cluster, SchedulerLost, Tasks
-from dismec.cluster.file_copies import NeedsFile, send
-from dismec.cluster.shard_queries import Rescaling, ShardFile
+from dismec.cluster.client import Cluster, Tasks
+from dismec.cluster.file_copies import FileSpec, LocalCopy, NeedsFile, open_file, send
 from dismec.data.counts import check_k
 from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
-from dismec.errors import ClusterError, DataError, ModelError
+from dismec.errors import DataError, ModelError
+from dismec.model import weight_files
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s
 from dismec.model.label_index import LabelIndex
+from dismec.model.manifest import ShardReceipt
 from dismec.model.model import Model
 from dismec.model.opening import read_head
 from dismec.model.rankings import Rankings
-from dismec.model.scoring import Labels, RowTransform, Scores, check_explained, empty_topk
+from dismec.model.scoring import (
+    Labels,
+    RowTransform,
+    Scores,
+    best_labels,
+    check_explained,
+    count_before,
+    empty_topk,
+    explained,
+    merge_topk,
+)
 from dismec.model.shards import Shard, first_labels
 
 _MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # per batch
@@ -40,7 +53,7 @@ _BATCHES_PER_THREAD = 6  # at least, so the last ones are a small share of the w
 _AHEAD = 2  # batches submitted per thread
 
 
-class ClusterModel(Model):
+class ClusterModel(Model, AbstractContextManager["ClusterModel"]):
     """A model on a cluster: it predicts and explains like `Model`, but has no weights here.
 
     Use it in a ``with`` statement, from one thread; the workers then release the model.
@@ -52,13 +65,6 @@ class ClusterModel(Model):
         they need.
     cluster
         As for `Cluster.connect`; a client or a cluster stays open at the end.
-
-    Raises
-    ------
-    ModelError
-        As in `open_model`.
-    ClusterError
-        If there is no scheduler, no worker, or one that runs another version of dismec.
     """
 
     def __init__(self, path: str | os.PathLike[str], cluster: Any) -> None:
@@ -79,9 +85,6 @@ class ClusterModel(Model):
         rankings = _ClusterRankings(self._remote, transform, parts.calibration)
         super().__init__(manifest, transform, parts, rankings)
 
-    def __enter__(self) -> ClusterModel:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -91,9 +94,96 @@ class ClusterModel(Model):
         self._connection.close()
 
 
+class ShardFile(NamedTuple):
+    """A shard: its path on the client, and its expected contents."""
+
+    path: str
+    receipt: ShardReceipt  # its entry in the model's manifest
+    shape: tuple[int, int]  # labels and features of the model
+
+    @property
+    def spec(self) -> FileSpec:
+        """The file as workers find it."""
+        return FileSpec(self.path, self.receipt.bytes, self.receipt.sha256)
+
+    def read(self, path: Path | None = None, *, check: bool = True) -> Shard:
+        """Return the memory-mapped shard, from this or another path; see `read_shard`."""
+        where = Path(self.path) if path is None else path
+        return weight_files.read_shard(where, self.receipt, *self.shape, check=check)
+
+
+class Rescaling:
+    """The arguments of `Shard.rescaled` for one shard: a ranking by slope·score + offset."""
+
+    def __init__(
+        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
+    ) -> None:
+        self.slopes, self.offsets, self.bias = slopes, offsets, bias
+
+
+class HeldShard:
+    """A shard on a worker, with the rescaled views that it has been asked for."""
+
+    def __init__(self, shard: Shard, file: ShardFile, copy: LocalCopy | None = None) -> None:
+        self._shard, self._file, self._copy = shard, file, copy
+        self.n_labels = file.shape[0]
+        self._views: WeakKeyDictionary[Rescaling, Shard] = WeakKeyDictionary()
+        shard.native  # noqa: B018  so that the first rows need not wait for it
+
+    def __sizeof__(self) -> int:
+        return self._file.receipt.bytes  # for Dask: moving it to another worker is expensive
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HeldShard, (self._shard, self._file)
+
+    @cached_property
+    def index(self) -> LabelIndex:
+        """The labels of the shard."""
+        return LabelIndex([self._shard], self.n_labels)
+
+    def ranked_by(self, rescaling: Rescaling | None) -> Any:
+        """Return the shard for the kernels, ranking by score or by a rescaled score."""
+        if rescaling is None:
+            return self._shard.native
+        view = self._views.get(rescaling)
+        if view is None:
+            how = rescaling.slopes, rescaling.offsets, rescaling.bias
+            view = self._views[rescaling] = self._shard.rescaled(*how)
+        return view.native
+
+
+def load_shard(file: ShardFile, home: str | None) -> HeldShard:
+    """Map a shard and compare it with its SHA-256; `home` and errors as in `open_file`."""
+    shard, copy = open_file(file.spec, file.read, home)
+    return HeldShard(shard, file, copy)
+
+
+def find_best(
+    held: HeldShard, rescaling: Rescaling | None, rows: Rows, places: int, allowed: Allowed | None
+) -> tuple[Labels, Scores]:
+    """Return the best labels of transformed rows in a shard, at most as many as it has."""
+    among = None if allowed is None else held.index.among(allowed, 0, rows.n_rows)
+    places = min(places, held.index.n_held)
+    return best_labels([held.ranked_by(rescaling)], rows, places, among)
+
+
+def explain_row(
+    held: HeldShard, rescaling: Rescaling | None, row: Rows, classifier: int
+) -> tuple[Scores, float]:
+    """Return the weights of a classifier for the entries of one row, and its score."""
+    return explained(held.ranked_by(rescaling), classifier, row)
+
+
+def count_labels(
+    held: HeldShard, rescaling: Rescaling | None, row: Rows, label: int, score: float
+) -> int:
+    """Return how many labels of a shard rank before a label with this score for a row."""
+    return count_before([held.ranked_by(rescaling)], row, held.n_labels, label, score)
+
+
 @dataclass(eq=False)
 class _Query:
-    """A function of `shard_queries`, to be called with some rows for some shards.
+    """A task function, to be called with some rows for some shards.
 
     `args` may contain futures. `done` is called with the results, in the order of `shards`.
     """
@@ -145,13 +235,7 @@ class _RemoteShards:
         return self.cluster.client.submit(function, *args, pure=False, **where)
 
     def run(self, queries: Iterable[_Query]) -> None:
-        """Answer queries, and call `done` of each.
-
-        Raises
-        ------
-        ClusterError
-            If there is no scheduler or no worker, or workers die of a task.
-        """
+        """Answer queries, and call `done` of each."""
         tasks = Tasks(self.cluster)
         asked: dict[str, tuple[_Query, int, Any]] = {}  # by key; the future keeps the task
 
@@ -171,18 +255,15 @@ class _RemoteShards:
                 if len(query.found) == len(query.shards):
                     query.done([query.found[n] for n in query.shards])
 
-        try:
-            for query in queries:
-                if not query.shards:
-                    query.done([])
-                for number in query.shards:
-                    ask(query, number)
-                while len(asked) > _AHEAD * max(self.threads, 1) * max(len(query.shards), 1):
-                    step()
-            while asked:
+        for query in queries:
+            if not query.shards:
+                query.done([])
+            for number in query.shards:
+                ask(query, number)
+            while len(asked) > _AHEAD * max(self.threads, 1) * max(len(query.shards), 1):
                 step()
-        except SchedulerLost:
-            raise ClusterError("the scheduler is gone; run the same command again") from None
+        while asked:
+            step()
 
     def _ask(self, query: _Query, number: int) -> Any:
         """Submit the task of a query for one shard, to a worker that holds the shard."""
@@ -192,7 +273,7 @@ class _RemoteShards:
         held = self._held.get((number, worker))
         if held is None:
             home = self._homes[number][0] if number in self._homes else None
-            held = self.submit(shard_queries.load_shard, self.files[number], home, worker=worker)
+            held = self.submit(load_shard, self.files[number], home, worker=worker)
             self._held[number, worker] = held
         rescaling = query.rescaling(number)
         return self.submit(query.function, held, rescaling, query.sent, *query.args, worker=worker)
@@ -201,6 +282,7 @@ class _RemoteShards:
         """Return a worker for a shard; all workers have something to do."""
         while not (workers := sorted(self.cluster.workers())):  # raises an error after a while
             time.sleep(0.1)
+        self._held = {key: held for key, held in self._held.items() if key[1] in workers}
         holders = workers[number :: len(self.files)] or [workers[number % len(workers)]]
         self._turn += 1
         return holders[self._turn // len(self.files) % len(holders)]
@@ -258,16 +340,14 @@ class _ClusterRanking:
             return labels, scores
 
         def keep(start: int, stop: int, found: list[Any]) -> None:
-            best = shard_queries.merge(found, stop - start, places)
+            best = merge_topk(found, stop - start, places)
             labels[start:stop, :places], scores[start:stop, :places] = best
 
         def queries() -> Iterator[_Query]:
             for start, stop in _cut_rows(rows, self._remote.threads, allowed):
                 chunk = self.transform.apply_between(rows, start, stop)
                 among = self._among(allowed, start, stop)
-                yield self._query(
-                    shard_queries.best, chunk, partial(keep, start, stop), places, among
-                )
+                yield self._query(find_best, chunk, partial(keep, start, stop), places, among)
 
         self._remote.run(queries())
         return labels, scores
@@ -289,7 +369,7 @@ class _ClusterRanking:
             raise DataError(f"label {label} was never trained: no training row had it")
         row = self.transform.apply_between(rows, 0, 1)
         found: list[Any] = []
-        query = self._query(shard_queries.explain, row, found.extend, classifier)
+        query = self._query(explain_row, row, found.extend, classifier)
         query.shards = [shard]
         self._remote.run([query])
         weights, score = found[0]
@@ -299,7 +379,7 @@ class _ClusterRanking:
         """Like `Predictor.place`."""
         row, _, score = self.explain(X, label)
         found: list[int] = []
-        self._remote.run([self._query(shard_queries.count, row, found.extend, label, score)])
+        self._remote.run([self._query(count_labels, row, found.extend, label, score)])
         return 1 + sum(found)
 
     def _query(
@@ -326,13 +406,10 @@ class _ClusterRanking:
         """Return the labels allowed for some rows; a set for all rows is sent only once."""
         if allowed is None:
             return None
-        mask = allowed.mask
-        if mask is None:
+        if allowed.mask is None:
             return allowed.take(slice(start, stop))
-        return allowed.prepared(
-            self._remote,
-            lambda: self._remote.submit(shard_queries.label_set, np.packbits(mask), self.n_labels),
-        )
+        given = Allowed, self.n_labels, allowed.labels
+        return allowed.prepared(self._remote, lambda: self._remote.submit(*given))
 
 
 class _ClusterRankings(Rankings):
@@ -360,10 +437,7 @@ class _ClusterRankings(Rankings):
 def _cut_rows(
     rows: Rows | MixedArrays, threads: int, allowed: Allowed | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield where batches of rows start and end, for this total number of threads.
-
-    The size of a batch includes the label sets of its rows.
-    """
+    """Yield where batches of rows and their label sets start and end, for so many threads."""
     share = rows.n_rows // (_BATCHES_PER_THREAD * max(threads, 1))
     most = min(max(share, _LEAST_ROWS), _MOST_ROWS)
     before = (rows.indptr + np.arange(len(rows.indptr))) * 8
