@@ -34,7 +34,7 @@ from dismec.model.directory import commit, make_directory, read_manifest, tidy
 from dismec.model.manifest import BlockReceipt, Journal, Manifest, make_journal
 from dismec.model.sidecar_files import LabelTable, Parts, read_parts, write_parts
 from dismec.solve.block import Block, BlockStats
-from dismec.solve.partition import BlockCutter, EqualLabels, cut, effort
+from dismec.solve.partition import EqualLabels, cut, effort
 from dismec.solve.weight_counts import BINS
 from machine import print_heading
 
@@ -154,10 +154,7 @@ def measure(folder: Path, n_labels: int, n_features: int) -> dict[str, np.ndarra
     with clock.step("cutting into blocks"):
         everything = equal.among(np.arange(n_labels))
         work = effort(everything, labels.counts)
-        cutter = BlockCutter(np.arange(n_labels), everything.groups, work, LABELS_PER_BLOCK)
-        cutter.aim(24 * CORES)
-        while cutter.cut() is not None:
-            pass
+        cut(everything.groups, LABELS_PER_BLOCK, work, 24 * CORES)
         blocks = cut(everything.groups, LABELS_PER_BLOCK)
 
     text = folder / "names.txt"

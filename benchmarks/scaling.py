@@ -30,7 +30,7 @@ from dismec.cluster.solve_tasks import block_count
 from dismec.cpu import available_cpus
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
-from dismec.solve.partition import BlockCutter, EqualLabels, by_frequency, effort
+from dismec.solve.partition import EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 
@@ -108,9 +108,9 @@ def run(
     """Return the number of blocks, and the seconds until the client knows all of them."""
     labels = np.arange(len(counts))
     work = effort(EqualLabels(labels, labels), counts)
-    cutter = BlockCutter(labels, by_frequency(labels, counts), work, args.block_size)
-    cutter.aim(block_count(cores))
-    blocks = [costs[cut[0]].sum() for cut in iter(cutter.cut, None)]
+    order = by_frequency(labels, counts)
+    cuts = cut(order, args.block_size, work, block_count(cores))
+    blocks = [costs[places].sum() for places in cuts]
     free = [0.0] * cores  # when each thread becomes free
     answers = []
     for seconds in blocks:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conftest import random_problem
 from dismec.features.transform import Transform
 from dismec.solve import threads as engine
-from dismec.solve.partition import BlockCutter, EqualLabels, by_frequency, cut, effort
+from dismec.solve.partition import EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 
@@ -118,8 +118,7 @@ def test_blocks_of_equal_effort_hold_every_label_once():
     some = EqualLabels(np.arange(3), np.array([0, 1, 0]))
     assert effort(some, np.array([5, 0, 5])).tolist() == [35, 0, 0]
     for n_blocks in (1, 7, 40):
-        blocks, costs = cut_all(BlockCutter(np.arange(500), groups, work, 60), n_blocks)
-        assert costs == [work[block].sum() for block in blocks]
+        blocks = cut(groups, 60, work, n_blocks)
         assert len(blocks) >= min(n_blocks, 25)
         assert max(map(len, blocks)) <= 60
         assert sorted(np.concatenate(blocks).tolist()) == list(range(500))
@@ -127,37 +126,14 @@ def test_blocks_of_equal_effort_hold_every_label_once():
         assert all(work[block].sum() <= share + work[block].max() for block in blocks)
         assert all((np.diff(block) > 0).all() for block in blocks)
     none = np.empty(0, np.int64)
-    assert cut_all(BlockCutter(none, none, none, 3), 5) == ([], [])
-    even, _ = cut_all(BlockCutter(np.arange(500), groups, work, 60), 1)
-    assert [b.tolist() for b in even] == [b.tolist() for b in cut(groups, 60)]
-
-
-def cut_all(cutter, n_blocks):
-    cutter.aim(n_blocks)
-    cuts = list(iter(cutter.cut, None))
-    assert (cutter.left, cutter.n_left) == (0, 0)
-    return [labels for labels, _ in cuts], [cost for _, cost in cuts]
+    assert cut(none, 3, none, 5) == []
 
 
 def test_labels_of_one_group_are_in_one_block():
     groups = np.repeat(np.arange(100), 5)
     work = np.where(np.arange(500) % 5 == 0, 31, 0)
-    blocks, _ = cut_all(BlockCutter(np.arange(500), groups, work, 60), 40)
+    blocks = cut(groups, 60, work, 40)
     assert sum(len(np.unique(groups[block])) for block in blocks) == 100
-
-
-def test_remaining_labels_are_cut_again_but_not_too_small():
-    labels, work = np.arange(10_000), np.full(10_000, 31)
-    cutter = BlockCutter(labels, labels, work, 10_000)
-    cutter.aim(10)
-    assert len(cutter.cut()[0]) == 1000
-    cutter.aim(90)
-    assert len(cutter.cut()[0]) == 100
-    for _ in range(88):
-        cutter.cut()
-    assert cutter.n_left == 100
-    cutter.aim(90)
-    assert len(cutter.cut()[0]) == 14  # an eighth of 10,000 / 90
 
 
 def test_labels_with_the_same_rows_are_solved_once():

@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +47,6 @@ from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
-from dismec.solve.partition import BlockCutter
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 
@@ -76,8 +75,8 @@ class ClusterJob:
     home: str | None  # the worker that has the file, if it is not on this machine
     params: SolverParams
     transform: Transform
-    cutter: BlockCutter  # for the labels to solve
-    first: int = 0  # number of the first block
+    blocks: Callable[[int], Mapping[int, _BlockLabels]]  # cuts the labels into about so many
+    work: npt.NDArray[np.int64]  # of each label
 
 
 @dataclass
@@ -225,10 +224,8 @@ class _ClusterRun:
         self._looked = 0.0  # when late blocks were last looked for
         self._isa: set[str] = set()
         self._refused: set[str] = set()  # workers of another version
-        threads = sum(cluster.workers().values())
-        job.cutter.aim(block_count(threads))
-        cuts = enumerate(iter(job.cutter.cut, None), job.first)
-        self._open = {number: _Block(number, *cut) for number, cut in cuts}  # costly blocks first
+        blocks = job.blocks(block_count(sum(cluster.workers().values())))
+        self._open = {n: _Block(n, some, int(job.work[some].sum())) for n, some in blocks.items()}
         self._attempts: dict[str, _Attempt] = {}  # by key of the task
 
     def receipts(self) -> Iterator[list[tuple[BlockReceipt, _BlockLabels]]]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_FINEST = 8  # at most this many times the requested blocks when the remaining labels are cut again
 _ENTRIES_AT_ONCE = 1 << 15  # row indices at a time: 256 KB, which stay in the cache
 
 
@@ -132,13 +131,15 @@ def _mixed(rows: npt.NDArray[Any], seed: int) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
+def cut(
+    groups: Ints, block_size: int, work: Ints | None = None, n_blocks: int | None = None
+) -> list[Ints]:
     """Cut labels into blocks of `block_size`; the last may be shorter.
 
     Labels of one group are kept together, at the place of the first: they have the same solution,
     and each block is solved on its own. Without such groups a block holds consecutive labels.
     Labels ascend within a block. Given the `effort` of each label, no block takes more than four
-    times the average, unless it holds a single group.
+    times the average, or its share of about `n_blocks`, unless it holds a single group.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
@@ -147,7 +148,10 @@ def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
         return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
     before = np.concatenate([[0], np.cumsum(work[order])])
     ordered = groups[order]
-    most = 4 * int(before[-1]) * block_size // max(len(order), 1) + 1
+    total = int(before[-1])
+    most = 4 * total * block_size // max(len(order), 1) + 1
+    if n_blocks is not None:
+        most = min(most, max(-(-total // n_blocks), 1))
     blocks, begin = [], 0
     while begin < len(order):
         full = int(np.searchsorted(before, before[begin] + most, side="right")) - 1
@@ -177,54 +181,3 @@ def effort(equal: EqualLabels, counts: Ints) -> Ints:
     solved = np.zeros(len(counts), dtype=np.bool_)
     solved[equal.first] = True
     return np.where(solved & (counts > 0), 30 + counts, 0)
-
-
-class BlockCutter:
-    """Cuts labels into blocks one at a time, for a number of threads that may change.
-
-    Blocks have about equal `work`, which is the `effort` of each label, and at most `block_size`
-    labels. A label that exceeds a block's share gets a block of its own, or nearly so. Labels of
-    one group are kept together, at the place of the first.
-    """
-
-    def __init__(self, labels: Ints, groups: Ints, work: Ints, block_size: int) -> None:
-        order = np.argsort(groups, kind="stable")
-        self._labels, self._groups = labels[order], groups[order]
-        self._before = np.concatenate([[0], np.cumsum(work[order])])
-        self._block_size = block_size
-        self._next = 0  # the first label not yet in a block
-        self._origin = 0  # work at which the shares start
-        self.aim(1)
-
-    @property
-    def left(self) -> int:
-        """Work in labels that are not yet in a block."""
-        return int(self._before[-1] - self._before[self._next])
-
-    @property
-    def n_left(self) -> int:
-        """Number of labels that are not yet in a block."""
-        return len(self._labels) - self._next
-
-    def aim(self, n_blocks: int) -> None:
-        """Cut the remaining labels into about this many blocks.
-
-        Blocks are never smaller than an eighth of the size that cutting all labels would have
-        given, so workers that come and go near the end do not cause thousands of blocks.
-        """
-        total = int(self._before[-1])
-        share = max(-(-self.left // n_blocks), -(-total // (_FINEST * n_blocks)))
-        self._share = max(share, 1)
-        self._origin = total - self.left
-
-    def cut(self) -> tuple[Ints, int] | None:
-        """Return the labels of the next block, ascending, and their work; None if none remain."""
-        begin = self._next
-        if begin == len(self._labels):
-            return None
-        done = int(self._before[begin]) - self._origin
-        goal = self._origin + (done // self._share + 1) * self._share
-        end = int(np.searchsorted(self._before[:-1], goal))
-        end = max(end, int(np.searchsorted(self._groups, self._groups[end - 1], side="right")))
-        self._next = end = min(end, begin + self._block_size)
-        return np.sort(self._labels[begin:end]), int(self._before[end] - self._before[begin])

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -31,7 +32,6 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.shards import Packing
 from dismec.solve.block import Block, BlockStats
-from dismec.solve.partition import effort
 from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
@@ -238,9 +238,9 @@ def _solve_on_cluster(
     else:
         there = FileSpec(placed.path, placed.facts.size, data.fingerprint)
     home = None if placed is None else placed.home
-    labels = job.cutter(held)
-    work = ClusterJob(directory, there, home, job.solver, job.transform, labels, first)
-    yield from solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
+    blocks = partial(job.blocks, held, first)
+    given = ClusterJob(directory, there, home, job.solver, job.transform, blocks, job.work)
+    yield from solve_on_cluster(cluster, given, _counter(job, np.flatnonzero(~held), progress))
 
 
 def _counter(
@@ -251,7 +251,7 @@ def _counter(
     Labels that are not in `left` count as done from the start.
     """
     total = job.problem.n_labels
-    work = effort(job.problem.equal_labels, job.problem.label_counts)
+    work = job.work
     done, worked, all_work = total - len(left), int(work.sum() - work[left].sum()), int(work.sum())
 
     def count(n_labels: int, solved: npt.NDArray[np.int64]) -> None:

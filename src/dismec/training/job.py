@@ -21,7 +21,7 @@ from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.sidecar_files import LabelTable, Parts
-from dismec.solve.partition import BlockCutter, by_frequency, cut, effort
+from dismec.solve.partition import by_frequency, cut, effort
 from dismec.solve.problem import Problem, ProblemFacts, SolverParams
 from dismec.training.params import TrainingParams, TrainOptions
 
@@ -172,26 +172,23 @@ class Job:
         """Return the job with the calibration that its model will have."""
         return replace(self, parts=replace(self.parts, calibration=calibration))
 
-    def blocks(self, held: Mask, first: int) -> Blocks:
+    def blocks(self, held: Mask, first: int, n_blocks: int | None = None) -> Blocks:
         """Return the labels that are not `held`, in blocks numbered from `first`.
 
         Frequent labels come first, in smaller blocks. Labels solved together then need similar
         passes over the data, and no slow label is left for the end.
         """
-        labels, order, work = self._ordered(held)
-        cuts = cut(order, self.params.block_size, work)
-        return {first + i: labels[places] for i, places in enumerate(cuts)}
-
-    def cutter(self, held: Mask) -> BlockCutter:
-        """Return a cutter of the labels that are not `held`, in the order of `blocks`."""
-        return BlockCutter(*self._ordered(held), self.params.block_size)
-
-    def _ordered(self, held: Mask) -> tuple[Ints, Ints, Ints]:
-        """Return the labels that are not `held`, keys to sort them frequent first, and work."""
         labels = np.flatnonzero(~held)
         equal = self.problem.equal_labels.among(labels)
         counts = self.problem.label_counts[labels]
-        return labels, by_frequency(equal.groups, counts), effort(equal, counts)
+        order, work = by_frequency(equal.groups, counts), effort(equal, counts)
+        cuts = cut(order, self.params.block_size, work, n_blocks)
+        return {first + i: labels[places] for i, places in enumerate(cuts)}
+
+    @property
+    def work(self) -> npt.NDArray[np.int64]:
+        """The `effort` of each label."""
+        return effort(self.problem.equal_labels, self.problem.label_counts)
 
 
 def _describe(
