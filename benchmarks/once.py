@@ -33,9 +33,8 @@ from dismec.model import weight_files
 from dismec.model.directory import commit, make_directory, read_manifest, tidy
 from dismec.model.manifest import BlockReceipt, Journal, Manifest, make_journal
 from dismec.model.sidecar_files import LabelTable, Parts, read_parts, write_parts
-from dismec.solve.block import Block, BlockStats
+from dismec.solve.block import BINS, Block, BlockStats
 from dismec.solve.partition import EqualLabels, cut, effort
-from dismec.solve.weight_counts import BINS
 from machine import print_heading
 
 CORES = 100

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files as files_of
 from xml.etree import ElementTree
@@ -43,10 +42,9 @@ from dismec.report.estimate import estimate_training, summarize_estimate
 from dismec.report.evaluation import describe_test
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from dismec.report.inspection import make_page, write_page
-from dismec.solve.block import BlockStats
+from dismec.solve.block import BINS, EDGES, SIDE, BlockStats, count_weights
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
-from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
 EVIL = "<script>alert('é & \"x\"')</script>"
 
@@ -282,27 +280,29 @@ def test_counts_do_not_depend_on_threads_blocks_or_interruption(problem_data, tm
     assert sum(whole.weight_counts) > 0
 
 
-def test_models_without_counts_still_open(files, tmp_path, problem_data):
-    train(*problem_data, tmp_path / "old")
-    path = tmp_path / "old" / "manifest.json"
+def test_statistics_without_the_counts_of_weights_are_refused(tmp_path, problem_data):
+    train(*problem_data, tmp_path / "model")
+    path = tmp_path / "model" / "manifest.json"
     content = json.loads(path.read_text())
     content.pop("checksum", None)
-    del content["stats"]["weight_counts"]
-    path.write_text(json.dumps(content))
-    facts = describe_model(tmp_path / "old")
-    assert facts["weight counts"]["before"] is None
-    assert "share of ambiguous weights" not in facts
-    assert "were not recorded" in Page(make_page("old", facts)).text
-    content["stats"]["weight_counts"] = [0] * (BINS - 1)
-    path.write_text(json.dumps(content))
-    with pytest.raises(Exception, match="solver's statistics"):
-        read_manifest(tmp_path / "old")
+    for counts in ([0] * (BINS - 1), None):
+        content["stats"]["weight_counts"] = counts
+        path.write_text(json.dumps(content))
+        with pytest.raises(Exception, match="solver's statistics"):
+            read_manifest(tmp_path / "model")
 
 
-def test_sums_with_missing_counts_are_unknown():
+def test_counts_are_added_up():
     counted = BlockStats(1, 0, 1, 1, 1, 0.5, (1,) * BINS)
     assert BlockStats.total([counted, counted]).weight_counts == (2,) * BINS
-    assert BlockStats.total([counted, replace(counted, weight_counts=None)]).weight_counts is None
+
+
+def test_a_model_of_some_labels_has_no_counts_before_pruning(tmp_path, problem_data):
+    train(*problem_data, tmp_path / "all").subset([1, 2]).save(tmp_path / "some")
+    facts = describe_model(tmp_path / "some")
+    assert facts["weight counts"]["before"] is None
+    assert "share of ambiguous weights" not in facts
+    assert "were not recorded" in Page(make_page("some", facts)).text
 
 
 @given(st.data())

@@ -24,8 +24,7 @@ import numpy as np
 from dismec.data.counts import counted
 from dismec.data.files import whole_file
 from dismec.errors import DataError, ModelError
-from dismec.solve.block import BlockStats
-from dismec.solve.weight_counts import BINS
+from dismec.solve.block import BINS, BlockStats
 
 FORMAT = "dismec-model"
 FORMAT_VERSION = 1
@@ -415,19 +414,18 @@ def _check_name(file: str) -> None:
 def _parse_stats(stats: Any) -> BlockStats | None:
     if stats is None:
         return None
-    required = {f.name for f in fields(BlockStats)} - {"weight_counts"}
-    counts = stats.get("weight_counts") if isinstance(stats, dict) else None
+    names = {f.name for f in fields(BlockStats)}
     if not (
         isinstance(stats, dict)
-        and stats.keys() - {"weight_counts"} == required
-        and all(_is_count(stats[name]) for name in required - {"seconds"})
+        and stats.keys() == names
+        and all(_is_count(stats[name]) for name in names - {"seconds", "weight_counts"})
         and stats["solved"] < _MOST_LABELS
         and type(stats["seconds"]) in (int, float)
         and 0 <= stats["seconds"] < _MOST
-        and (counts is None or _are_counts(counts))
+        and _are_counts(stats["weight_counts"])
     ):
         raise ValueError("the solver's statistics are not valid for this format")
-    return BlockStats(**stats | {"weight_counts": counts and tuple(counts)})
+    return BlockStats(**stats | {"weight_counts": tuple(stats["weight_counts"])})
 
 
 def _are_counts(values: Any) -> bool:

@@ -26,8 +26,7 @@ from dismec.model.sidecar_files import LabelTable, read_parts
 from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
 from dismec.report.estimate import estimate_training
 from dismec.report.label_facts import describe_labels, strongest_pairs
-from dismec.solve.block import BlockStats
-from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
+from dismec.solve.block import BINS, EDGES, SIDE, BlockStats, count_weights
 
 _SECTIONS = (
     "label frequencies",
@@ -166,7 +165,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return size, sparsity, parameters and solver statistics of a model; its files are checked.
 
     "weight counts" has the counts "after" pruning, and "before" pruning if training recorded them,
-    in the bins of `solve.weight_counts`, with the "lower bounds" of the positive side. Labels that
+    in the bins of `solve.block`, with the "lower bounds" of the positive side. Labels that
     share a classifier count once, and zeros are in the middle bin. "share of ambiguous weights" is
     the share of |w| < delta among all weights, "… other than 0" among the nonzero weights before
     pruning.
@@ -201,7 +200,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "classifiers": n_classifiers,
         "weights per classifier": round(kept / max(n_classifiers, 1), 1),
         "share of weights kept": round(kept / max(n_classifiers * (manifest.n_columns + 1), 1), 6),
-        **_ambiguous(manifest, sum(stats.weight_counts or ()), before, after),
+        **_ambiguous(manifest, sum(stats.weight_counts), before, after),
         **_refined(directory, manifest),
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
@@ -284,7 +283,7 @@ def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
     """Return the counts before pruning, including zeros."""
-    if stats.weight_counts is None or not stats.solved:
+    if not stats.solved:
         return None
     counts = np.array(stats.weight_counts, np.int64)
     counts[SIDE] += stats.solved * (manifest.n_columns + 1) - counts.sum()

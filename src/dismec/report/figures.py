@@ -17,7 +17,7 @@ import numpy as np
 from dismec.data.files import StrPath
 from dismec.errors import DataError, DismecError
 from dismec.measure.breakdown import frequency_range
-from dismec.solve.weight_counts import BINS, SIDE
+from dismec.solve.block import BINS, SIDE
 
 _Table = Sequence[Mapping[str, float]]
 

@@ -1,4 +1,9 @@
-"""The weights of some labels, and statistics of solving them; data only."""
+"""The weights of some labels, and statistics of solving them.
+
+Weights are counted in bins half an octave wide: starting at 2⁻²⁰ there are `SIDE` bins on either
+side of the middle bin, which holds smaller weights and 0. The outermost bins are open. The solver
+counts in the same bins (``native/solve/``) before it drops weights below delta.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.solve.weight_counts import BINS
+SIDE = 48
+BINS = 2 * SIDE + 1
+# The positive side: bin SIDE + i holds EDGES[i − 1] ≤ w < EDGES[i]; the last one has no upper
+# limit.
+EDGES = 2.0 ** (np.arange(SIDE) / 2 - 20)
+
+
+def count_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Count the weights in each bin."""
+    bounds: Any = EDGES.astype(np.float32)
+    place = np.searchsorted(bounds, np.abs(weights), side="right")
+    return np.bincount(SIDE + np.where(weights < 0, -place, place), minlength=BINS)
 
 
 @dataclass(frozen=True)
@@ -23,9 +39,7 @@ class BlockStats:
     steps: int  # on working sets
     set_rows: int  # rows in working sets
     seconds: float  # core seconds, without threads that helped at the end
-    # Nonzero weights before pruning, in the bins of `weight_counts`; None if part of the sum was
-    # solved by a version that did not count them.
-    weight_counts: tuple[int, ...] | None = None
+    weight_counts: tuple[int, ...]  # nonzero weights before pruning in each bin
 
     @classmethod
     def total(cls, stats: Sequence[BlockStats]) -> BlockStats:
@@ -33,8 +47,7 @@ class BlockStats:
         names = [f.name for f in fields(cls) if f.name != "weight_counts"]
         sums = {name: sum(getattr(s, name) for s in stats) for name in names}
         sums["seconds"] = round(sums["seconds"], 3)
-        known = [np.array([s.weight_counts]) for s in stats if s.weight_counts is not None]
-        return cls(**sums, weight_counts=sum_counts(known) if len(known) == len(stats) else None)
+        return cls(**sums, weight_counts=sum_counts(np.array([s.weight_counts]) for s in stats))
 
 
 def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:

@@ -45,9 +45,9 @@ from dismec.data.mixed import MixedRows
 from dismec.data.weights import PairWeights, RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
+from dismec.solve.block import BINS
 from dismec.solve.costs import Costs, Weighting, split_weights
 from dismec.solve.partition import EqualLabels
-from dismec.solve.weight_counts import BINS
 
 PENALTIES = ("l2", "l1")
 _SINGLE = np.finfo(np.float32)
