@@ -34,10 +34,7 @@ class SchedulerLost(ClusterError):  # noqa: N818  named after the event
 
 
 class Cluster(AbstractContextManager["Cluster"]):
-    """A connection to a cluster; use it in a ``with`` statement, from one thread.
-
-    `client` is the Dask client; another one after `reconnect`.
-    """
+    """A connection to a cluster; use it in a ``with`` statement, from one thread."""
 
     def __init__(self, client: distributed.Client, where: str | None, patience: float) -> None:
         self.client = client

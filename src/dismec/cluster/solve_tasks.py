@@ -172,16 +172,19 @@ class Solved(NamedTuple):
 
 def solve_block(
     number: int, labels: npt.NDArray[np.int64], *, run: Run, software: str, home: str | None
-) -> Solved:
+) -> Solved | NeedsFile:
     """On a worker: solve a block with one thread, and write its file.
 
     `software` is the client's version of dismec, and `home` a worker to fetch the data from. Raises
-    `ClusterError` if versions differ or a disk is full, and `NeedsFile`.
+    `ClusterError` if versions differ or a disk is full.
     """
     begin = time.monotonic()
     if software != own_version():
         raise ClusterError(f"the client has dismec {software}, a worker {own_version()}")
-    problem = run.problem(home)
+    try:
+        problem = run.problem(home)
+    except NeedsFile as error:  # returned, because a traceback would keep the run alive
+        return error.with_traceback(None)
     folder = None
     with suppress(OSError), report_full_disk(Path(run.folder)):  # unless it is not shared
         folder = mkdtemp(dir=run.folder)  # another worker may be solving the same block
