@@ -51,7 +51,7 @@ from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 
 BLOCKS_PER_THREAD = 24  # so the last ones are a small share of the work
-_FEW_THREADS = 8  # with fewer, blocks are cut as if there were this many: more may come
+_FEW_THREADS = 2  # with fewer, blocks are cut as if there were this many: more may come
 _MANY = 10_000  # blocks; each costs the client and the scheduler time
 _RETRIES = 3  # of a task that raises an error
 

@@ -98,10 +98,7 @@ def is_mostly_full(X: Any) -> bool:
 def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     """Combine sparse features, or None, with dense ones.
 
-    Raises
-    ------
-    DataError
-        If either cannot be used, or their numbers of rows differ.
+    Raises `DataError` if either cannot be used, or their numbers of rows differ.
     """
     dense = _check_dense(dense)
     if sparse is None:
@@ -159,10 +156,7 @@ def arrays_of(X: Any, n_features: int, width: int) -> Rows | MixedArrays:
 def load_dense(path: Any) -> Floats:
     """Load dense features from a ``.npy`` file, one row per row; float32 is mapped.
 
-    Raises
-    ------
-    DataError
-        If the file does not exist or contains something else.
+    Raises `DataError` if the file does not exist or contains something else.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)

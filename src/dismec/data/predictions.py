@@ -43,16 +43,9 @@ class Columns(NamedTuple):
 
 
 class PredictionWriter(ABC):
-    """Writes predictions to an open binary file.
+    """Writes predictions to an open binary file, sequentially, and leaves it open.
 
-    Parameters
-    ----------
-    file
-        Written sequentially from its beginning, and left open.
-    columns
-        What to write.
-    encoding
-        Encoding of the format ``text``; all others are UTF-8.
+    `encoding` is that of the format ``text``; all others are UTF-8.
     """
 
     def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
@@ -84,19 +77,8 @@ class PredictionWriter(ABC):
 def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[PredictionWriter]:
     """Open a writer for a file that appears under its name only when it is complete.
 
-    Parameters
-    ----------
-    path
-        The file; a name that ends in ``.gz`` is gzipped. A device or a pipe is written to directly.
-    form
-        One of the formats of `dismec.cli.output.FORMATS`.
-    columns
-        What to write.
-
-    Raises
-    ------
-    DataError
-        If a binary format would be gzipped.
+    A file whose name ends in ``.gz`` is gzipped; a device or a pipe is written to directly. Raises
+    `DataError` if a binary format would be gzipped.
     """
     path = Path(path)
     is_packed = path.suffix.lower() == ".gz"

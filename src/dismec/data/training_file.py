@@ -87,10 +87,7 @@ class TrainingData:
     def checked(self, X: Any) -> TrainingData:
         """Check everything but X, which has been, and leave out what has weight 0.
 
-        Raises
-        ------
-        DataError
-            If Y, the names or the weights are invalid.
+        Raises `DataError` if Y, the names or the weights are invalid.
         """
         keep = weights = None
         labels, n_rows = self.Y, X.shape[0]
@@ -128,10 +125,7 @@ class TrainingData:
     def map(cls, path: Path) -> TrainingData:
         """Map a file; nothing is copied, and processes that map it share its memory.
 
-        Raises
-        ------
-        DataError
-            If the file is not a binary dataset or is damaged.
+        Raises `DataError` if the file is not a binary dataset or is damaged.
         """
         arrays, n_rows, n_features, n_labels = _open_xmc(path)
         x, y = ("x.indptr", "x.indices", "x.data"), ("y.indptr", "y.indices")

@@ -42,10 +42,8 @@ def check_row_weights(
 
     Errors name the index of a row, or its number from 1 if the weights come from a file.
 
-    Raises
-    ------
-    DataError
-        If the number of rows differs, or a weight is not a number, negative or not finite.
+    Raises `DataError` if the number of rows differs, or a weight is not a number, negative or not
+    finite.
     """
     refuse_mask(weights, name)
     try:
@@ -64,10 +62,7 @@ def check_row_weights(
 def load_row_weights(path: StrPath) -> RowWeights:
     """Read weights from a file: text with one number per line, or a NumPy array (``.npy``).
 
-    Raises
-    ------
-    DataError
-        ``path:line: reason`` for anything but a number of at least 0.
+    Raises `DataError` ``path:line: reason`` for anything but a number of at least 0.
     """
     content = read_bytes(path)
     if content.startswith(_NPY):
@@ -188,10 +183,8 @@ def load_pair_weights(path: StrPath) -> PairFile:
     In lines, rows are counted from 1, like lines of data files. Labels are names, or numbers from 0
     if they have no names.
 
-    Raises
-    ------
-    DataError
-        If a line is not a row, a label and a weight of at least 0; the message names the line.
+    Raises `DataError` if a line is not a row, a label and a weight of at least 0; the message names
+    the line.
     """
     path = Path(path)
     content = read_bytes(path)
@@ -235,10 +228,8 @@ def check_pair_weights(
     With a stored 0, the row is ignored for the label. Errors name a row by its index, or by its
     number from 1 if the matrix comes from a file.
 
-    Raises
-    ------
-    DataError
-        If it is not a sparse matrix of this shape, or if a weight is negative, too large or NaN.
+    Raises `DataError` if it is not a sparse matrix of this shape, or if a weight is negative, too
+    large or NaN.
     """
     if not sp.issparse(pairs):
         raise DataError(

@@ -78,10 +78,7 @@ def fit_calibration(
     threads
         All available CPUs by default.
 
-    Raises
-    ------
-    DataError
-        If X and Y do not fit the model or each other, or there are no rows.
+    Raises `DataError` if X and Y do not fit the model or each other, or there are no rows.
     """
     n_labels = model.n_labels
     truth: Any = check_csr(Y, "Y", "labels").copy()

@@ -81,10 +81,7 @@ def on_workers(
 
     Data on this machine are passed through.
 
-    Raises
-    ------
-    DataError
-        If they cannot be used, or if a setting needs the rows on this machine.
+    Raises `DataError` if they cannot be used, or if a setting needs the rows on this machine.
     """
     if options.cluster is None or not is_placed(data.X):
         if is_path(data.X):

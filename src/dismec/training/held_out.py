@@ -44,10 +44,7 @@ def held_out(n_rows: int) -> npt.NDArray[np.int64]:
 
     The same number of rows always gives the same selection.
 
-    Raises
-    ------
-    DataError
-        If no row would be left to train on.
+    Raises `DataError` if no row would be left to train on.
     """
     if n_rows < 2:
         raise DataError(

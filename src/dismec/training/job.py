@@ -64,10 +64,7 @@ class Job:
 
         Without `transform`, one is fitted to X according to the parameters.
 
-        Raises
-        ------
-        DataError
-            If X, Y, the names or the weights are invalid.
+        Raises `DataError` if X, Y, the names or the weights are invalid.
         """
         if isinstance(data.X, PlacedData):
             return cls._of_placed(data, options)

@@ -60,10 +60,7 @@ class Refining:
     def stated(self, job: Job) -> Job:
         """Return the job whose manifest states how many rows are held out for calibration.
 
-        Raises
-        ------
-        DataError
-            If there are too few rows for refining.
+        Raises `DataError` if there are too few rows for refining.
         """
         n_rows = job.problem.n_rows
         if n_rows < 2 * _FOLDS:

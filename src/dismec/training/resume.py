@@ -50,10 +50,8 @@ def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> N
 
     `resumes` says whether an unfinished model there may be resumed.
 
-    Raises
-    ------
-    ModelError
-        If it holds a finished model and `overwrite` is not set, or files that are not a model.
+    Raises `ModelError` if it holds a finished model and `overwrite` is not set, or files that are
+    not a model.
     """
     check_place(directory)
     if overwrite or not holds_model(directory):
@@ -73,10 +71,7 @@ def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> N
 def earlier_run(directory: Path, job: Job) -> Manifest | None:
     """Return the manifest of an unfinished run of the same training, if the directory holds one.
 
-    Raises
-    ------
-    ModelError
-        If it holds the finished model of this training run, or a different model.
+    Raises `ModelError` if it holds the finished model of this training run, or a different model.
     """
     if not holds_model(directory):
         return None

@@ -73,14 +73,9 @@ class Stage(Protocol):
 def train_on(data: TrainingData, options: TrainOptions) -> Model:
     """Train a model on data.
 
-    Raises
-    ------
-    DataError
-        If the data or the `validation` data are invalid.
-    ModelError
-        If the directory holds a finished or a different model and `overwrite` is not set.
-    ClusterError
-        If the cluster cannot be used.
+    Raises `DataError` if the data or the `validation` data are invalid; `ModelError` if the
+    directory holds a finished or a different model and `overwrite` is not set; `ClusterError` if
+    the cluster cannot be used.
     """
     threads = thread_count(options.threads)
     with on_workers(data, options, threads) as (data, options):
