@@ -352,8 +352,8 @@ def _class_costs(
     rows, k the number of classes, and n_c and n_side are the numbers of rows of the class and of
     the side.
 
-    `class_weight` is None, "balanced", or the weights of some classes; others have weight 1. Y has a
-    column per class; of two exclusive classes, there may be a column for the second only.
+    `class_weight` is None, "balanced", or the weights of some classes; others have weight 1. Y has
+    a column per class; of two exclusive classes, there may be a column for the second only.
     """
     if class_weight is None:
         return None

@@ -60,23 +60,12 @@ def fit_calibration(
     as missed in F1. Nothing is known about the other labels down there, so no threshold is low
     enough to assign all examined labels to more than one row in a hundred.
 
-    Parameters
-    ----------
-    model
-        A model of the same parameters, trained without these rows. It need not be the model that
-        the calibration is for: retraining on all rows changes scores little.
-    X, Y
-        (n_rows, up to n_features) and (n_rows, up to n_labels); one row is enough for an answer,
-        a thousand for a good one.
-    counts
-        Training rows of each label of the model that the calibration is for, by default of `model`;
-        curves depend on these.
-    share
-        Share of all labels that `model` has; proportionally fewer labels per row are examined.
-    weights
-        Row weights; a row of weight 2 counts like two rows.
-    threads
-        All available CPUs by default.
+    `model` has the same parameters but was trained without these rows. It need not be the model
+    that the calibration is for: retraining on all rows changes scores little. One row is enough for
+    an answer, a thousand for a good one. `counts` are the training rows of each label of the model
+    that the calibration is for, by default of `model`. `share` is the share of all labels that
+    `model` has; proportionally fewer labels per row are examined. A row of weight 2 counts like two
+    rows.
 
     Raises `DataError` if X and Y do not fit the model or each other, or there are no rows.
     """
