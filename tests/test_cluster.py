@@ -138,7 +138,7 @@ def test_texts_are_learned_and_predicted_on_a_cluster_as_locally(tmp_path, share
         assert (tmp_path / "there" / path.name).read_bytes() == path.read_bytes()
     for name in ("here", "there"):
         remove_labels(tmp_path / name, open_model(tmp_path / name).names[:5])
-    texts = text_dataset(open_model(tmp_path / "here"), source)
+    texts, _ = text_dataset(open_model(tmp_path / "here"), source)
     add_labels(tmp_path / "here", *texts)
     add_labels(tmp_path / "there", *texts, cluster=address)
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
