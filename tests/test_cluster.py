@@ -358,16 +358,23 @@ def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
 def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
     X, Y = same_problem()
     started = []
+    slow = tmp_path / "slow.py"  # leaves blocks for the late workers
+    slow.write_text(
+        "import time\n"
+        "from dismec.model import weight_files\n"
+        "def write_block(directory, block, write=weight_files.write_block):\n"
+        "    time.sleep(0.4)\n"
+        "    return write(directory, block)\n"
+        "weight_files.write_block = write_block\n"
+    )
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
-        processes.worker()
+        processes.worker(f"--preload={slow}")
 
         def disturb(done, total):
             if done and not started:
                 started.append(processes.worker(env=with_version(tmp_path, "0.0.1")))
                 started.append(processes.worker(env={"DISMEC_ISA": "base"}))
-            if "is not used" not in caplog.text or "kernels" not in caplog.text:
-                time.sleep(0.4)
 
         train(X, Y, tmp_path / "model", PARAMS, cluster=processes.file, progress=disturb)
     assert "has dismec 0.0.1: it is not used" in caplog.text

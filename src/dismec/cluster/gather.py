@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -145,6 +146,7 @@ class _GrowingFile(LocalCopy):
                 width = None if block.dense is None else block.dense.shape[1]
                 n_features = None if _ROWS in self._kinds else block.X.shape[1]
                 self._writer = XmcWriter(self.path, n_features, width)
+                weakref.finalize(self, self._writer.__exit__)
                 self._n_labels = block.n_labels
             if self._n_labels != block.n_labels:
                 raise DataError(

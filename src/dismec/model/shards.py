@@ -425,7 +425,7 @@ def _block_rows(n_rows: int, weights: Any, n_features: int) -> Rows:
     if weights.shape != (n_rows, n_features + 1):
         raise ModelError(
             f"a block of {counted(n_rows, 'label')} holds {weights.shape[0]} × {weights.shape[1]} "
-            f"weights; expected {n_features + 1} per label: {n_features} features and the bias"
+            f"weights; expected {n_features + 1} per label: one per feature and the bias"
         )
     try:
         return check_rows(weights, n_features + 1)

@@ -293,7 +293,7 @@ def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     )
     dense = _typed(
         "array",
-        f"All {model.n_dense:,} dense features, in order.",
+        f"All of the {model.n_dense:,} dense features, in order.",
         title="a list of numbers",
         format="numbers",
         items=_FLOAT32,

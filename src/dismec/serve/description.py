@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dismec.data.counts import counted
 from dismec.model.model import Model
 from dismec.serve.contract import Contract, Schema, ref
 
@@ -52,7 +53,7 @@ def _rows_in_words(model: Model) -> str:
     elif model.n_features:
         parts.append(f"rows of {model.n_features:,} sparse features")
     if model.n_dense:
-        parts.append(f"{model.n_dense:,} dense features")
+        parts.append(counted(model.n_dense, "dense feature"))
     return " with ".join(parts)
 
 
