@@ -102,6 +102,7 @@ def test_rows_without_any_labels_find_none(problem, system, rows):
     assert not scores.any() if system in ALL_LABELS else (labels == -1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("system", "published"),

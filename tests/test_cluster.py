@@ -211,6 +211,7 @@ def test_rows_are_sent_once_and_weights_come_back_if_nothing_is_shared(
     assert 0 < report.received < proxy.received < report.received + 400_000
 
 
+@pytest.mark.slow
 def test_a_killed_client_leaves_finished_blocks_and_no_copies(tmp_path, reference, problem_file):
     model = tmp_path / "model"
     model.mkdir()
@@ -268,6 +269,7 @@ def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference):
     assert weight_files(tmp_path / "model") == reference
 
 
+@pytest.mark.slow
 def test_a_run_continues_after_its_scheduler_restarts(tmp_path, reference, caplog):
     with Processes(tmp_path / "dask") as processes:
         scheduler = processes.scheduler()
@@ -319,6 +321,7 @@ def failing(folder, label):
     return path
 
 
+@pytest.mark.slow
 def test_a_block_that_kills_its_workers_is_reported_in_one_line(tmp_path, problem_file):
     deadly = tmp_path / "deadly.py"
     deadly.write_text(
@@ -355,6 +358,7 @@ def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
             train(*same_problem(), tmp_path / "model", PARAMS, cluster=client)
 
 
+@pytest.mark.slow
 def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
     X, Y = same_problem()
     started = []

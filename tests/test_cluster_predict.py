@@ -147,6 +147,7 @@ def test_a_model_without_weights_predicts_nothing(tmp_path, shared):
         assert np.isneginf(scores).all()
 
 
+@pytest.mark.slow
 def test_workers_that_die_cost_nothing_but_time(tmp_path, model, local, X):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()

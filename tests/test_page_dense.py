@@ -13,7 +13,7 @@ from servers import serving
 from test_dense import NAMES, TEXTS, dense_problem, embeddings_of
 from test_server import features
 
-pytestmark = browsing.needs_chromium
+pytestmark = [browsing.needs_chromium, pytest.mark.slow]
 browser, visit = browsing.browser, browsing.visit
 
 NARROW = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
