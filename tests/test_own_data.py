@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dismec import open_model, train_text
+from dismec.cli import main
 from dismec.data import text_readers
 from dismec.data.corpus import is_frame, read_frame, read_texts
 from dismec.data.formats import detect
@@ -386,6 +388,10 @@ def test_a_frame_with_sets_nan_and_single_names_is_read():
 
 
 def command(*args, stdin=None, code=0):
+    if stdin is None:
+        done = CliRunner().invoke(main, [str(arg) for arg in args], prog_name="dismec")
+        assert done.exit_code == code, done.stderr
+        return done
     done = subprocess.run(
         [sys.executable, "-m", "dismec", *map(str, args)],
         input=stdin,

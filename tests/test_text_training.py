@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from click.testing import CliRunner
 from sklearn.base import clone
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
@@ -28,6 +29,7 @@ from dismec import (
     open_model,
     train_text,
 )
+from dismec.cli import main
 from dismec.data.corpus import Texts, read_texts
 from dismec.data.synthetic import generate_text, write_text
 from dismec.features.text_rows import text_dataset
@@ -54,10 +56,8 @@ def rows_of(path):
 
 
 def run(*args, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "dismec", *map(str, args)], capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
+    done = CliRunner().invoke(main, [str(arg) for arg in args], prog_name="dismec")
+    assert done.exit_code == code, done.stderr
     return done
 
 
