@@ -47,9 +47,10 @@ class DiSMECTextClassifier(Estimator):
         As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     lowercase, max_df, max_features, sublinear
         Advanced, by keyword only, as for `TextParams`.
-    tol, penalty, precision, positive_weight, weighting, propensity_a, propensity_b, dense_scale,
-    grid, metric
+    tol, penalty, precision, positive_weight, weighting, propensity_a, propensity_b
         Advanced, by keyword only, as for `TrainingParams`.
+    dense_scale, grid, metric
+        The same.
 
     Attributes
     ----------
