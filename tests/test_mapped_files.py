@@ -230,6 +230,7 @@ def test_a_file_truncated_during_a_request_does_not_crash(model, pattern):
 
 
 def test_a_server_survives_a_truncated_shard_and_reopens_the_model(model, tmp_path):
+    pytest.importorskip("uvicorn")
     X, _ = random_problem(rows=400, features=3000, labels=60, density=0.02)
     row = X[[0]].tocoo()
     body = {"features": [[int(f), float(v)] for f, v in zip(row.col, row.data, strict=True)]}
