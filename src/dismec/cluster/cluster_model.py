@@ -237,16 +237,22 @@ class _RemoteShards:
     def run(self, queries: Iterable[_Query]) -> None:
         """Answer queries, and call `done` of each."""
         tasks = Tasks(self.cluster)
-        asked: dict[str, tuple[_Query, int, Any]] = {}  # by key; the future keeps the task
+        # By key: the future, which keeps the task, and the worker it was submitted to.
+        asked: dict[str, tuple[_Query, int, Any, str]] = {}
 
         def ask(query: _Query, number: int) -> None:
-            future = self._ask(query, number)
-            asked[future.key] = query, number, future
+            future, worker = self._ask(query, number)
+            asked[future.key] = query, number, future, worker
             tasks.add(future)
 
         def step() -> None:
-            for future, outcome in tasks.finished():
-                query, number, _ = asked.pop(future.key)
+            finished = tasks.finished()
+            if not finished:
+                self._ask_again(asked, ask)
+            for future, outcome in finished:
+                if future.key not in asked:
+                    continue  # it was submitted again
+                query, number, _, _ = asked.pop(future.key)
                 if isinstance(outcome, Exception):
                     self._recover(number, outcome)
                     ask(query, number)
@@ -265,18 +271,30 @@ class _RemoteShards:
         while asked:
             step()
 
-    def _ask(self, query: _Query, number: int) -> Any:
+    def _ask_again(self, asked: dict[str, Any], ask: Callable[[_Query, int], None]) -> None:
+        """Submit the tasks of dead workers again.
+
+        A task that prefers a dead worker, and becomes ready while there is no other, is not
+        started by Dask when a worker joins.
+        """
+        workers = self.cluster.workers()
+        for key in [key for key, (*_, worker) in asked.items() if worker not in workers]:
+            query, number, _, _ = asked.pop(key)
+            ask(query, number)
+
+    def _ask(self, query: _Query, number: int) -> tuple[Any, str]:
         """Submit the task of a query for one shard, to a worker that holds the shard."""
         worker = self._holder(number)
         if query.sent is None:
-            query.sent = self.submit(Rows, *query.rows, worker=worker)
+            query.sent = self.submit(Rows, *query.rows)
         held = self._held.get((number, worker))
         if held is None:
             home = self._homes[number][0] if number in self._homes else None
             held = self.submit(load_shard, self.files[number], home, worker=worker)
             self._held[number, worker] = held
         rescaling = query.rescaling(number)
-        return self.submit(query.function, held, rescaling, query.sent, *query.args, worker=worker)
+        args = held, rescaling, query.sent, *query.args
+        return self.submit(query.function, *args, worker=worker), worker
 
     def _holder(self, number: int) -> str:
         """Return a worker for a shard; all workers have something to do."""
