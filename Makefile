@@ -12,8 +12,9 @@ STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building
 WHEELS = .venv-wheel-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/bin
 LOWEST := .venv-lowest/bin
 ANNIF := .venv-annif/bin
-# Runs test files side by side, one per core; the tests of a file run one after another.
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# Runs test files side by side, two per core, because many wait for servers, browsers and clusters; the
+# tests of a file run one after another.
+PARALLEL = -n $$(( 2 * $$(nproc 2>/dev/null || echo 2) )) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all lint format docs warnings wheel lowest sanitize fuzz aarch64 annif clean FORCE
 .DELETE_ON_ERROR:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from hypothesis import settings
 from dismec import TrainingParams, evaluate, load_data, train, train_text
 from dismec.cli import main
 from dismec.features.transform import Transform
+from dismec.model.manifest import Journal
 
 # No deadline: how long an example takes depends on the machine. "few" is for wheels and emulation.
 settings.register_profile("default", deadline=None)
@@ -39,6 +41,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if mark and all(find_spec(package) for package in (mark[1] or "").split()):
         return None
     return True
+
+
+# Test files that take longest, mostly waiting for browsers, servers and clusters.
+LONGEST = (
+    "test_page",
+    "test_cluster",
+    "test_workers",
+    "test_compare",
+    "test_collections",
+    "test_server",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first, so that none of them runs alone at the end."""
+    items.sort(key=lambda item: not item.path.stem.startswith(LONGEST))
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            # Dask leaves the sockets of failed connections to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 def data_directory() -> Path | None:
@@ -224,6 +246,22 @@ def train_unfinished(*args, **kwargs):
         pytest.raises(KeyboardInterrupt),
     ):
         train(*args, **kwargs)
+
+
+@contextmanager
+def stopped_after(n_blocks):
+    """Stop a training when it has kept this many more blocks, independent of any clock."""
+    append, left = Journal.append, n_blocks
+
+    def keep(journal, *receipts):
+        nonlocal left
+        append(journal, *receipts)
+        left -= len(receipts)
+        if left <= 0:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Journal, "append", keep):
+        yield
 
 
 def run_killed(command, path, rng):

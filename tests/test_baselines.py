@@ -123,6 +123,7 @@ def test_bibtex_is_as_published(bibtex_precision, system, published):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_bibtex_is_predicted_better_by_robustxml_than_by_leml(bibtex_precision):
     plain, robust = map(bibtex_precision, (LEML(iterations=4), RobustXML(iterations=2)))
     for name in ("P@1", "P@3", "P@5"):

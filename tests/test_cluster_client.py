@@ -129,7 +129,7 @@ def raise_errors(tasks):
     raise found[0][1]
 
 
-@pytest.mark.parametrize("same_port", [True, False])
+@pytest.mark.parametrize("same_port", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_client_waits_for_a_scheduler_to_come_back(tmp_path, same_port):
     with Processes(tmp_path) as processes:
         first = processes.scheduler()

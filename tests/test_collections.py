@@ -190,7 +190,7 @@ def test_rows_do_not_pass_through_the_client(tmp_path, client):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", ["data.xmc", "data.txt"])
+@pytest.mark.parametrize("name", ["data.xmc", pytest.param("data.txt", marks=pytest.mark.slow)])
 def test_a_file_that_only_workers_can_see_is_trained_on(
     tmp_path, tmp_path_factory, processes, client, problem, expected, name
 ):

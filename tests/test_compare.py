@@ -279,6 +279,7 @@ class TestComparison:
         assert news == ["plt: trained in 1.0 s"]
         assert found["systems"]["plt"]["P@1"] > 0
 
+    @pytest.mark.slow
     def test_results_of_other_code_are_measured_again(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path)
         kept.run(pair, ["dismec"])
@@ -355,6 +356,7 @@ class TestComparison:
         found = Comparison(tmp_path / "kept").run(pair, ["plt"])
         assert found["systems"]["plt"]["P@1"] == 0
 
+    @pytest.mark.slow
     def test_texts_are_compared(self, texts, tmp_path):
         code, out, err = compared(
             texts, "--test", texts, "--systems", "dismec,sklearn,fasttext",

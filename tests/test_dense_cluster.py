@@ -155,6 +155,7 @@ def test_labels_are_added_on_a_cluster_from_a_file_that_has_more(tmp_path, proce
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_the_command_line_trains_dense_features_on_a_cluster(tmp_path, processes, problem):
     X, E, Y = problem
     save_data(Dataset(X, Y), tmp_path / "data.xmc")

@@ -378,14 +378,18 @@ def test_further_typing_replaces_a_pending_request(server, visit):
     page.on("requestfailed", lambda request: ended.append(request.post_data))
     page.fill("#text", "apple banana pear")
     page.click("button.main")
-    wait_for(page, lambda: len(held) == 1)
+    wait_for(page, lambda: held)
     page.fill("#text", "harbour vessel cargo")
     page.click("button.main")
-    wait_for(page, lambda: len(held) == 2)
-    held[1].continue_()
+    wait_for(page, lambda: any("harbour" in route.request.post_data for route in held))
+    wait_for(page, lambda: any("apple" in text for text in ended))
+    for route in held:  # one each, or two if the browser was slow to click
+        if "harbour" in route.request.post_data:
+            route.continue_()
     expect(first_label(page)).to_have_text("ships")
-    assert len(ended) == 1
-    assert "apple" in ended[0]
+    assert sum("apple" in text for text in ended) == sum(
+        "apple" in route.request.post_data for route in held
+    )
 
 
 def test_labels_are_found_while_typing(server, visit):

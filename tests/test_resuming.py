@@ -6,18 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from conftest import random_problem, tune
+from conftest import random_problem, stopped_after, tune
 from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model.directory import read_manifest
-from dismec.model.manifest import Journal
 from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=20)
@@ -58,22 +57,6 @@ class Interruption:
         self.seen.append((done, total))
         if done >= self.seen[0][0] + self.labels:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def stopped_after(n_blocks):
-    """Stop a training when it has kept this many more blocks, independent of any clock."""
-    append, left = Journal.append, n_blocks
-
-    def keep(journal, *receipts):
-        nonlocal left
-        append(journal, *receipts)
-        left -= len(receipts)
-        if left <= 0:
-            raise KeyboardInterrupt
-
-    with mock.patch.object(Journal, "append", keep):
-        yield
 
 
 def labels_kept(directory):

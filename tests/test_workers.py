@@ -208,6 +208,7 @@ def test_a_signal_ends_all_processes_when_requests_are_finished(files, number):
         assert server.log.read_text() == ("" if number == signal.SIGTERM else "dismec: stopped\n")
 
 
+@pytest.mark.slow
 def test_clients_that_come_back_do_not_keep_the_processes_running(files):
     with serving(files, files / "named", "--workers", "2") as server:
         wait_until(lambda: len(workers_of(server)) == 2)
