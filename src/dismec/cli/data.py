@@ -180,25 +180,17 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
 
 def _print_facts(facts: Mapping[str, Any]) -> None:
     """Print facts about data or a model (`dismec.report.facts`)."""
+    from dismec.report import sections
     from dismec.report.estimate import summarize_estimate
     from dismec.report.evaluation import KS
     from dismec.report.facts import plain_facts
-    from dismec.report.sections import (
-        extreme_section,
-        file_section,
-        group_section,
-        label_sections,
-        list_anomalies,
-        summarize_data,
-        summarize_test,
-    )
 
     if "test" in facts:
-        print_paragraphs([*summarize_test(facts["test"]), ""])
+        print_paragraphs([*sections.summarize_test(facts["test"]), ""])
     elif "all labels" in facts:
-        anomalies = list_anomalies(facts)
+        anomalies = sections.list_anomalies(facts)
         worth = ["", "Check before training:", *(f"- {line}" for line in anomalies)]
-        print_paragraphs([*summarize_data(facts), *(worth if anomalies else []), ""])
+        print_paragraphs([*sections.summarize_data(facts), *(worth if anomalies else []), ""])
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
     for key in ("features of a row", "characters of a text"):
         if facts.get(key, {}).get("rows"):
@@ -210,17 +202,17 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
             lines[f"weights {when} pruning"] = f"{_bars(_logs(_coarse(counts)))}  −…0…+, log scales"
     print_pairs(lines)
     if "all labels" in facts:
-        for section in label_sections(facts):
+        for section in sections.label_sections(facts):
             _print_section(section)
     if facts.get("training"):
         print_paragraphs(["", *summarize_estimate(facts["training"])])
     if len(facts.get("file sizes", ())) > 1:
-        _print_section(file_section(facts["file sizes"], _LISTED))
+        _print_section(sections.file_section(facts["file sizes"], _LISTED))
     if "test" in facts:
         print_metrics(facts["test"]["metrics"], KS)
-        _print_section(group_section(facts["test"]["groups"], KS[-1:]), left=0)
+        _print_section(sections.group_section(facts["test"]["groups"], KS[-1:]), left=0)
         for which in ("best", "worst"):
-            _print_section(extreme_section(facts["test"], which))
+            _print_section(sections.extreme_section(facts["test"], which))
     if "hierarchy" in facts:
         print_level_table(facts["hierarchy"]["levels"], KS)
 

@@ -114,10 +114,8 @@ def add_labels(
     (3, 4)
     """
     names = label_names_of(Y) if names is None else names
-    Y = check_Y(Y)
     with _opened_edit(path) as edit:
-        rows = edit.model.rows_of(X, threads=threads)
-        data = _rows_that_count(TrainingData(rows, Y, weights, source=source))
+        data = edit.rows_that_count(TrainingData(X, check_Y(Y), weights, source=source), threads)
         Y = data.Y
         labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
@@ -181,10 +179,8 @@ def update_labels(
     ([(0,)], [(0, 3)])
     """
     names = label_names_of(Y) if names is None else names
-    Y = check_Y(Y)
     with _opened_edit(path) as edit:
-        rows = edit.model.rows_of(X, threads=threads)
-        data = _rows_that_count(TrainingData(rows, Y, weights, source=source))
+        data = edit.rows_that_count(TrainingData(X, check_Y(Y), weights, source=source), threads)
         Y = data.Y
         wanted = edit.find(labels)
         found = edit.labels_of(Y, names)
@@ -244,17 +240,6 @@ def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
     return open_model(path, check=False)
 
 
-def _rows_that_count(data: TrainingData) -> TrainingData:
-    """Return the rows of positive weight; labels that only other rows have are not trained."""
-    if data.weights is None:
-        return data
-    X: Any = check_features(data.X)
-    keep, weights = kept_rows(check_row_weights(data.weights, X.shape[0]))
-    if keep is None:
-        return TrainingData(X, data.Y, weights)
-    return TrainingData(X[keep], check_Y(data.Y, X.shape[0])[keep], weights)
-
-
 def _rows_of_labels(Y: Any) -> Ids:
     """Return the number of rows that have each label."""
     return np.bincount(Y.indices, minlength=Y.shape[1])
@@ -271,6 +256,17 @@ class _Edit:
                 f"{directory}: labels of a multiclass model cannot be edited; retrain it"
             )
         self.names = None if self.model.names is None else list(self.model.names)
+
+    def rows_that_count(self, data: TrainingData, threads: int | None) -> TrainingData:
+        """Return the rows of positive weight; labels that only other rows have are not trained."""
+        data = replace(data, X=self.model.rows_of(data.X, threads=threads))
+        if data.weights is None:
+            return data
+        X: Any = check_features(data.X)
+        keep, weights = kept_rows(check_row_weights(data.weights, X.shape[0]))
+        if keep is None:
+            return TrainingData(X, data.Y, weights)
+        return TrainingData(X[keep], check_Y(data.Y, X.shape[0])[keep], weights)
 
     def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
         """Return the model's label for each column of Y, or −1.
