@@ -112,7 +112,7 @@ def test_command_line_trains_on_a_cluster(tmp_path, shared, problem_file, refere
 
 def command(data, cluster, *more):
     return [
-        sys.executable, "-m", "dismec", "train", str(data), "-o", "model", "--tfidf",
+        sys.executable, "-m", "dismec", "train", str(data), "-o", "model", "--tfidf", "--C", "1",
         "--cluster", str(cluster), *more,
     ]  # fmt: skip
 

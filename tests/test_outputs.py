@@ -48,7 +48,6 @@ def refused(*arguments):
         ("train DATA -o foreign", "it contains 'notes.txt'"),
         ("train DATA -o file.svg", "cannot be a model directory"),
         ("train DATA -o file.svg/model", "cannot be a model directory"),
-        ("train DATA -o new --C auto --plot file.svg", "file.svg exists"),
         ("prune model --curve DATA --plot file.svg", "file.svg exists"),
         ("prune model --curve DATA --plot no/file.svg", "no: no such directory"),
         ("compare DATA --test DATA -o new --html file.svg", "file.svg exists"),

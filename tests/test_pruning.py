@@ -89,6 +89,7 @@ def test_choice_on_held_out_rows_is_that_of_brute_force(data):
     assert model.params["delta_auto"] == {"rows": 200}
 
 
+@pytest.mark.slow
 def test_choice_on_validation_data_is_that_of_brute_force(data):
     (X, Y, _), test = data
     model = fit(X, Y, AUTO, validation=(test.X, test.Y))
@@ -320,7 +321,7 @@ def files(tmp_path_factory, data):
         save_data(part, directory / f"{name}.txt")
     X, Y, _ = data[0]
     save_data(Dataset(X[:1], Y[:1]), directory / "one.txt")
-    ok("train", directory / "train.txt", "-o", directory / "model")
+    ok("train", directory / "train.txt", "-o", directory / "model", "--C", "1")
     return directory
 
 
@@ -351,7 +352,7 @@ def test_validation_data_may_be_a_pair_of_matrices(files, tmp_path):
 def test_command_line_prunes(files, tmp_path):
     out = tmp_path / "out"
     ok("prune", files / "model", "-o", out, "--delta", "0.05")
-    ok("train", files / "train.txt", "-o", tmp_path / "trained", "--delta", "0.05")
+    ok("train", files / "train.txt", "-o", tmp_path / "trained", "--C", "1", "--delta", "0.05")
     moved = abs(open_model(out).weights - open_model(tmp_path / "trained").weights)
     assert moved.nnz < 10  # due to rounding
     before = weight_files(out)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,13 +25,11 @@ from dismec.cli.options import (
     PATH,
     F,
     Reading,
-    check_plot,
     cluster_option,
     data_options,
     dense_option,
     json_option,
     parse_numbers,
-    plot_option,
     quiet_option,
     threads_option,
 )
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
 
 _FEW_ROWS = 100  # fewer rows give rough probabilities
+_ENOUGH_ROWS = 1000  # with fewer rows, C is chosen only if --C auto asks for it
 
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
@@ -53,8 +52,8 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     more: dict[str, Any] = {"help": field.metadata["help"]}
     if name in ("C", "delta"):
         more |= {"callback": _parse_delta, "metavar": field.metadata["metavar"]}
-        if name == "C":
-            more |= {"default": str(default), "show_default": True}
+        if name == "C":  # the default depends on DATA
+            more["help"] += f" [default: auto; 1 for l1, or fewer than {_ENOUGH_ROWS:,} rows]"
     elif name == "grid":
         shown = ",".join(f"{C:g}" for C in default)
         more |= {"callback": parse_numbers, "metavar": "NUMBERS", "default": shown}
@@ -143,7 +142,6 @@ def _text_options(command: F) -> F:
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
-@plot_option
 @json_option
 @data_options(weights=True)
 @_hyperparameter_options
@@ -180,7 +178,6 @@ def _text_options(command: F) -> F:
 def train(
     data: Path,
     model: Path,
-    plot: Path | None,
     as_json: bool,
     reading: Reading,
     validation: Path | None,
@@ -198,8 +195,7 @@ def train(
 ) -> None:
     """Train a model on DATA.
 
-    If the directory holds an unfinished run with the same data and options, it is resumed. With --C
-    auto, --plot draws how C was chosen.
+    If the directory holds an unfinished run with the same data and options, it is resumed.
     """
     from dismec.data.dataset import load_data
     from dismec.data.mixed import load_dense
@@ -211,9 +207,6 @@ def train(
     from dismec.training.texts import texts_read
     from dismec.training.train import train_on
 
-    if plot and given["C"] != AUTO:
-        raise click.UsageError("--plot requires --C auto")
-    check_plot(plot, overwrite)
     learns = AUTO in (given["C"], given["delta"]) or given["calibrate"]
     if (validation or validation_labels) and not (validation and learns):
         raise click.UsageError(
@@ -284,12 +277,10 @@ def train(
             X = _with_dense(X, dense, dense_only)
             source = file.path if file.kind == "xmc" else None
             found = TrainingData(X, Y, reading.row_weights, pairs, names, source)
-        trained = train_on(found, options)
-    if plot:
-        from dismec.report.figures import draw_tuning
-
-        learned = trained.params
-        draw_tuning(learned["C_table"], learned["C_auto"]["metric"], learned["C"], plot)
+        if given["C"] is None and file is not None and params.penalty == "l2":
+            n_rows, n_labels = found.Y.shape
+            params = replace(params, C=AUTO if n_rows >= _ENOUGH_ROWS and n_labels > 1 else 1.0)
+        trained = train_on(found, replace(options, params=replace(options.params, C=params.C)))
     seconds = time.perf_counter() - begin
     if as_json:
         facts = trained_facts(trained, model, seconds)
@@ -298,7 +289,7 @@ def train(
             facts |= {"C": trained.params["C"], **table}
         click.echo(json.dumps(facts))
     else:
-        if params.chooses_C:
+        if params.chooses_C and (given["C"] == AUTO or not quiet):
             _print_chosen_C(trained)
         if not quiet:
             _print_learned(trained, params)
@@ -341,6 +332,8 @@ def _training_params(given: dict[str, Any], is_text: bool) -> TrainingParams:
         name.removeprefix("no_"): not value if name.startswith("no_") else value
         for name, value in given.items()
     }
+    if values["C"] is None:
+        values["C"] = 1.0
     if values["tfidf"] is None:
         values["tfidf"] = is_text
     try:
@@ -371,7 +364,8 @@ def _print_chosen_C(model: Model) -> None:
 
     C, how, table = (model.params[key] for key in ("C", "C_auto", "C_table"))
     usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # fits a terminal; JSON has all
-    metrics = usual if how["metric"] in usual else [*usual, how["metric"]]
+    judged_by = how.get("judged_by", how["metric"])
+    metrics = [name for name in usual if name in table[0] and name != judged_by] + [judged_by]
     rows = [
         [
             f"{row['C']:g}",
@@ -384,6 +378,10 @@ def _print_chosen_C(model: Model) -> None:
     best = [row["C"] for row in table].index(C)
     print_table(["C", *metrics, "weights", "core-s"], rows, left=0, best=best)
     click.echo(f"C {C:g}, chosen {sentence('C_auto', how)}")
+    top = max(row[judged_by] for row in table)
+    near = [f"{row['C']:g}" for row in table if top - row[judged_by] <= row["margin"]]
+    if len(near) > 1:
+        click.echo(f"These rows cannot distinguish {' or '.join(near)}: the middle is used.")
     if best in (0, len(rows) - 1):
         click.echo("This is the end of the grid: a wider grid may contain a better value.")
 

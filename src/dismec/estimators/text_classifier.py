@@ -104,7 +104,7 @@ class DiSMECTextClassifier(Estimator):
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
-        grid: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
+        grid: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6),
         metric: str = "nDCG@5",
     ) -> None:
         self.C = C

@@ -145,6 +145,14 @@ def shares_of_rows(
     return _shares(_judge(Y_true, top, max(ks), propensities), ks)
 
 
+def paired_margin(differences: Floats, most: Floats, weights: Any = None) -> float:
+    """Return half of the 95 % interval of Σ differences / Σ most over rows, in points."""
+    of_rows = np.ones(len(most)) if weights is None else np.asarray(weights, np.float64)
+    total = max(float(of_rows @ most), 1e-300)
+    spread = of_rows * (differences - float(of_rows @ differences) / total * most)
+    return 196.0 * float(np.sqrt(spread @ spread)) / total
+
+
 @dataclass(frozen=True, eq=False)
 class Truth:
     """The true labels of rows, with columns for all labels of the data and of the model."""

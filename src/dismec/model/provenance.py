@@ -3,7 +3,7 @@
 If a value was chosen or learned on rows that were not used for training, the parameters in the
 manifest say so:
 
-- ``C_auto``: {"metric", "grid", "rows"[, "data"]}
+- ``C_auto``: {"metric", "grid", "rows"[, "data", "judged_by", "label_share"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, without and with labels as features, and "rows"
@@ -60,13 +60,13 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         return f"{counted(value['pairs'], 'pair')}, {counted(value['left_out'], 'pair')} left out"
     rows, data = value["rows"], value.get("data")
     if key == "refine_effect":
-        before, after = (
-            "/".join(f"{p:.2f}" for p in value[when].values()) for when in ("before", "after")
-        )
-        return f"{'/'.join(value['after'])} {before} → {after} on {rows} held-out rows"
+        gains = (f"{value['after'][key] - p:+.2f}" for key, p in value["before"].items())
+        return f"{'/'.join(value['after'])} {'/'.join(gains)} points on {rows} held-out rows"
     judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
     if key == "C_auto":
-        return f"by {value['metric']} from {', '.join(f'{C:g}' for C in value['grid'])} {judged}"
+        sample = f", with 1 in {value['label_share']} labels" if "label_share" in value else ""
+        grid = ", ".join(f"{C:g}" for C in value["grid"])
+        return f"by {value['metric']} from {grid} {judged}{sample}"
     return judged
 
 

@@ -186,28 +186,8 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
     return draw_svg(draw)
 
 
-def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
-    """Draw the metrics of each C (``C_table``) as .svg, .png or .pdf, by the file's suffix."""
-    kind, _, k = metric.partition("@")
-    grid = [row["C"] for row in table]
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        _curves(axes, table, "C", [f"{kind}@{depth}" for depth in sorted({1, 3, 5, int(k)})])
-        line = {"color": GREY, "lw": 1, "ls": ":", "label": f"C = {chosen:g}, best {metric}"}
-        axes.axvline(chosen, **line)
-        axes.set_xscale("log")
-        axes.set_xticks(grid, [f"{C:g}" for C in grid])
-        axes.minorticks_off()
-        axes.set_xlabel("C (loss weight)")
-        axes.set_ylabel(f"{kind}@k on held-out rows, %")
-        axes.legend(**_ABOVE)
-
-    _draw(draw, path, Path(path).suffix.lower().lstrip("."), (5.2, 3.6))
-
-
 def draw_sweep(table: _Table, path: StrPath) -> None:
-    """Draw P@k, weights and time of each delta (`pruning_curve`); see `draw_tuning` for files."""
+    """Draw P@k, weights and time of each delta (`pruning_curve`), as the file's suffix says."""
     deltas = [row["delta"] for row in table]
     unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
 

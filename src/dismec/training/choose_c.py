@@ -1,9 +1,14 @@
 """Choose the C of a grid that ranks the labels of held-out rows best.
 
+Of the values that these rows cannot distinguish from the best, the middle one is chosen.
+
 Every label is solved at each C of the grid in turn, from the middle out: the solution at one C and
 its working set are the starting point for the next (`LabelSolver` states how exact the result is).
 Solved labels score the held-out rows at once and are dropped, so only a part of the weights is in
 memory at any time. Progress is saved from time to time, so that a killed run can be resumed.
+
+Of many labels, a sample is tried. A label's rank among 1 in n labels is about an n-th of its rank
+among all, so the depth of the metric is divided by n, too.
 """
 
 from __future__ import annotations
@@ -13,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,14 +29,14 @@ from dismec.cpu import kernels
 from dismec.data.matrices import Rows
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
-from dismec.measure.metrics import Truth
-from dismec.model.scoring import empty_topk
+from dismec.measure.metrics import Truth, paired_margin, shares_of_rows
+from dismec.model.scoring import Labels, empty_topk
 from dismec.model.shards import pack
 from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import Problem, Solution
 from dismec.solve.threads import solve_path
 from dismec.training.execute import Store
-from dismec.training.held_out import Validation
+from dismec.training.held_out import Validation, only_labels, sampled
 from dismec.training.job import Job
 from dismec.training.params import KINDS, Progress, part_of
 from dismec.training.resume import known_C
@@ -42,6 +46,7 @@ _DEPTHS = (1, 3, 5)
 _PENDING = 1 << 24
 _GRID_STAGE = "grid"
 _KEEP_SECONDS = 30.0  # seconds between saves; scoring for a save takes about one
+_LEAST_LABELS, _MOST_EVERY = 700, 16  # a sample has 1 in 16 labels, or at least 700 of them
 Row = dict[str, float]
 Ints = npt.NDArray[np.int64]
 
@@ -59,29 +64,46 @@ class ChoiceOfC(NamedTuple):
                 f"choosing C needs at least 2 labels to rank, the data have {n_labels}; "
                 "train with a fixed C"
             )
-        how = {"metric": params.metric, "grid": list(params.grid)}
+        how: dict[str, Any] = {"metric": params.metric, "grid": list(params.grid)}
+        every = _every(job)
+        if every > 1:
+            kind, _, k = params.metric.partition("@")
+            how |= {"judged_by": f"{kind}@{max(1, round(int(k) / every))}", "label_share": every}
         return job.with_facts(C_auto=how | self.validation.fields)
 
     def run(self, job: Job, store: Store) -> Job:
         """Return the job with the best C, which an earlier run may have chosen."""
         n_labels, progress = job.problem.n_labels, store.progress
-        tried = len(job.params.grid)
-        total = tried + 1 + job.params.holds_out
-        store.progress = part_of(progress, tried * n_labels, total * n_labels)
+        tried, others, every = len(job.params.grid), 1 + job.params.holds_out, _every(job)
+        total, share = (tried + others) * n_labels, tried / (tried + others * every)
+        store.progress = part_of(progress, tried * n_labels, total, (share, 1.0))
         known = store.earlier and known_C(job, store.earlier)
         if known:
             return known
         store.record(job)
-        trials = _GridTrials(*self.validation.split(job), job, store)
-        table = trials.run(part_of(progress, 0, total * n_labels))
-        chosen = job.with_C(pick(table, job.params.metric), table)
+        data, judge = self.validation.split(job)
+        if every > 1:
+            some = sampled(data.Y, job.parts.labels.counts, every)[0]
+            data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
+        how = job.manifest.params["C_auto"]
+        trials = _GridTrials(data, judge, job, store, how.get("judged_by", how["metric"]))
+        table = trials.run(part_of(progress, 0, total, (0.0, share)))
+        chosen = job.with_C(pick(table, trials.metric), table)
         store.record(chosen)
         return chosen
 
 
+def _every(job: Job) -> int:
+    """Return n for a sample of 1 in n labels."""
+    occurring = int(np.count_nonzero(job.parts.labels.counts))
+    return max(1, min(_MOST_EVERY, occurring // _LEAST_LABELS))
+
+
 def pick(table: Sequence[Row], metric: str) -> float:
-    """Return the C with the highest metric; ties go to the smallest C."""
-    return min(table, key=lambda row: (-row[metric], row["C"]))["C"]
+    """Return the middle of the values that the rows cannot distinguish from the best."""
+    best = max(row[metric] for row in table)
+    near = sorted(row["C"] for row in table if best - row[metric] <= row["margin"])
+    return near[len(near) // 2]  # of two, the larger one, which is faster to train
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +114,10 @@ class _GridTrials:
     judge: TrainingData
     job: Job  # its manifest states how C will be chosen
     store: Store
+    metric: str  # to judge by
 
     def run(self, progress: Progress | None) -> list[Row]:
-        """Return a row of the table for each C, ascending."""
-        on_threads = self.store.executor.cluster is None
-        return (self._along_a_path if on_threads else self._one_by_one)(progress)
-
-    def _along_a_path(self, progress: Progress | None) -> list[Row]:
-        """Solve all labels on one path through the grid."""
+        """Solve all labels on one path through the grid; return a row of the table for each C."""
         params, threads = replace(self.job.params, C=1.0), self.store.threads
         grid = list(params.grid)
         job = self.job.stage(_GRID_STAGE, self.data, params)
@@ -134,43 +152,31 @@ class _GridTrials:
                     last = monotonic()
                 show()
         truth = Truth.align(self.judge.Y, problem.label_counts, problem.n_rows)
+        metrics = [truth.metrics(t.top, self._depths, self.judge.weights) for t in state.trials]
+        best = state.trials[int(np.argmax([found[self.metric] for found in metrics]))]
         return [
             {
                 "C": C,
-                **_columns(truth.metrics(trial.top, self._depths, self.judge.weights)),
+                **_columns(found),
+                "margin": round(self._margin(truth, trial.top, best.top), 4),
                 "weights": trial.nnz,
                 "seconds": round(trial.seconds, 3),
             }
-            for C, trial in zip(grid, state.trials, strict=True)
+            for C, trial, found in zip(grid, state.trials, metrics, strict=True)
         ]
 
     @property
     def _depths(self) -> list[int]:
-        return sorted({*_DEPTHS, int(self.job.params.metric.partition("@")[2])})
+        k = int(self.metric.partition("@")[2])
+        return [k] if self.metric != self.job.params.metric else sorted({*_DEPTHS, k})
 
-    def _one_by_one(self, progress: Progress | None) -> list[Row]:
-        """Train once for each C, as on a cluster."""
-        table: list[Row] = []
-        grid, n_labels = self.job.params.grid, self.job.problem.n_labels
-        for number, C in enumerate(grid):
-            count = part_of(progress, number * n_labels, len(grid) * n_labels)
-            find, name = partial(self._trial_row, C, count), f"C-{C}"
-            found = self.store.found(name, self.job, find, name)
-            table.append({key: value.item() for key, value in found.items()})
-        return table
-
-    def _trial_row(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
-        """Return a row of the table, from a separate training."""
-        begin, params, name = perf_counter(), self.job.params, f"C-{C}"
-        params = replace(params, C=C, delta=params.solver.delta, calibrate=False, refine=False)
-        model = self.store.train(name, self.job.stage(name, self.data, params), progress)
-        seconds = round(perf_counter() - begin, 3)
-        judge = self.judge
-        found = model.evaluate(
-            judge.X, judge.Y, self._depths, weights=judge.weights, threads=self.store.threads
+    def _margin(self, truth: Truth, top: Labels, best: Labels) -> float:
+        """Return half of the 95 % interval of the difference from the best C, in points."""
+        given = truth.propensities, self._depths
+        (one, most), (other, _) = (
+            shares_of_rows(truth.Y, found, *given)[self.metric] for found in (top, best)
         )
-        row: Row = {"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds}
-        return {key: np.array([value]) for key, value in row.items()}
+        return paired_margin(one - other, most, self.judge.weights)
 
 
 def _solving_order(grid: Sequence[float]) -> list[float]:

@@ -93,11 +93,10 @@ class TrainingParams:
         (``docs/tutorial/embeddings.md``). Larger values give dense features more influence.
     penalty : {"l2", "l1"}, default="l2"
         The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
-    grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
+    grid : sequence of float, default=(0.1, 0.2, 0.4, 0.8, 1.6)
         The values that ``C="auto"`` tries, in any order; at least two.
     metric : str, default="nDCG@5"
-        The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k. Ties
-        go to the smallest C.
+        The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k.
 
     Raises
     ------
@@ -144,7 +143,7 @@ class TrainingParams:
     dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
     penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
     grid: tuple[float, ...] = _param(
-        (0.25, 0.5, 1.0, 2.0), "Values for --C auto, separated by commas.", metavar="NUMBERS"
+        (0.1, 0.2, 0.4, 0.8, 1.6), "Values for --C auto, separated by commas.", metavar="NUMBERS"
     )
     metric: str = _param("nDCG@5", "Metric for --C auto: P@k, nDCG@k or PSP@k.")
 
