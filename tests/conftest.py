@@ -220,15 +220,15 @@ class Tuned:
         self.model, self.C, self.table = model, model.params["C"], model.params["C_table"]
 
 
-def tune(X, Y, path, grid, params=None, metric="nDCG@5", **how):
-    """Train with the C of the grid that is best on held-out rows."""
-    params = replace(params or TrainingParams(), C="auto", grid=grid, metric=metric)
+def tune(X, Y, path, params=None, metric="nDCG@5", **how):
+    """Train with the C that is best on held-out rows."""
+    params = replace(params or TrainingParams(), C="auto", metric=metric)
     return Tuned(train(X, Y, path, params, **how))
 
 
-def tune_text(source, path, grid, metric="nDCG@5", **how):
-    """Train on texts with the C of the grid that is best on held-out ones."""
-    params = TrainingParams(C="auto", grid=grid, metric=metric, tfidf=True)
+def tune_text(source, path, metric="nDCG@5", **how):
+    """Train on texts with the C that is best on held-out ones."""
+    params = TrainingParams(C="auto", metric=metric, tfidf=True)
     return Tuned(train_text(source, path, params, **how))
 
 

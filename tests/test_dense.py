@@ -19,7 +19,7 @@ from conftest import dense_problem, tune, tune_text
 from dismec import DataError, TrainingParams, open_model
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
+from dismec.solve.problem import Problem, SolverParams
 from dismec.training.train import fit
 from test_solver import liblinear_objective, signs
 
@@ -115,24 +115,6 @@ def test_threads_do_not_change_the_weights_of_large_dense_sets():
     w = solution.weights.toarray()[0].astype(np.float64)
     Xt = Xt.toarray().astype(np.float64)
     assert naive.objective(Xt, s, w, 1.0) <= 1.001 * liblinear_objective(Xt, s, 1.0)
-
-
-def test_a_path_of_several_C_ends_at_the_optimum_of_each():
-    X, E, Y = dense_problem(features=30)
-    transform = Transform.fit([X, E])
-    problem = Problem([X, E], Y, transform)
-    grid = (1.0, 2.0, 0.5)
-    solver = LabelSolver(
-        problem, SolverParams(delta=0.0), Cancel(), path=grid, sharing=WorkSharing()
-    )
-    solution = solver.solve(np.arange(Y.shape[1]), drain=True)
-    Xt = transform.apply([X, E]).toarray().astype(np.float64)
-    for label, place, w in zip(
-        solution.labels, solution.path_index, solution.weights.toarray().astype(float), strict=True
-    ):
-        s, C = signs(Y, label), grid[place]
-        best = naive.objective(Xt, s, naive.minimum(Xt, s, C), C)
-        assert naive.objective(Xt, s, w, C) <= 1.01 * best
 
 
 def test_float32_rows_are_read_in_place_and_others_converted_once():
@@ -376,7 +358,7 @@ def test_calibration_delta_and_C_are_learned_with_dense_features(tmp_path):
     assert given.calibration is not None
     assert model.assign([X, E]).nnz
     assert model.reranked(0.5).predict_topk([X, E], 3)[0].shape == (900, 3)
-    tuned = tune([X, E], Y, tmp_path / "tuned", (0.5, 1.0))
+    tuned = tune([X, E], Y, tmp_path / "tuned")
     assert tuned.model.n_dense == 20
 
 
@@ -522,7 +504,7 @@ def test_texts_are_classified_with_dense_features_beside_them(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trained = dismec.train_text(path, tmp_path / "model", dense=E)
     np.testing.assert_array_equal(trained.weights.toarray(), model.weights.toarray())
-    tuned = tune_text(path, tmp_path / "tuned", (0.5, 1), dense=E)
+    tuned = tune_text(path, tmp_path / "tuned", dense=E)
     assert tuned.model.n_dense == 6
     given = {"validation": path, "validation_dense": E}
     judged = dismec.train_text(

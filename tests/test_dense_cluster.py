@@ -121,7 +121,7 @@ def test_c_and_probabilities_of_dense_models_are_chosen_on_a_cluster(tmp_path, p
     X, E, Y = problem
     params = TrainingParams(block_size=3, calibrate=True, delta="auto")
     for place, cluster in (("here", None), ("there", processes.file)):
-        tune([X, E], Y, tmp_path / place, [0.5, 2.0], params, cluster=cluster)
+        tune([X, E], Y, tmp_path / place, params, cluster=cluster)
     for path in (tmp_path / "here").glob("*.safetensors"):
         assert (tmp_path / "there" / path.name).read_bytes() == path.read_bytes()
 

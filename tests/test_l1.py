@@ -13,7 +13,7 @@ from dismec import DiSMECClassifier, TrainingParams, open_model, train
 from dismec.data.dataset import load_data
 from dismec.features.transform import Transform
 from dismec.solve.partition import cut
-from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, WorkSharing
+from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 from dismec.training.train import fit
 
@@ -193,18 +193,6 @@ def test_threads_and_block_size_do_not_change_a_weight(dense):
             assert block.weights.data.tobytes() == expected.data.tobytes()
 
 
-def test_a_path_of_several_C_ends_at_the_optimum_of_each(each_kind):
-    X, Y = each_kind
-    problem, grid = Problem(X, Y, Transform.fit(X)), (1.0, 4.0, 0.25)
-    solver = LabelSolver(problem, L1, Cancel(), None, grid, WorkSharing())
-    solution = solver.solve(np.arange(Y.shape[1]), drain=True)
-    best = [solve(X, Y, C=C)[0].objective for C in grid]
-    for label, place, objective in zip(
-        solution.labels, solution.path_index, solution.objective, strict=True
-    ):
-        assert objective == pytest.approx(best[place][label], rel=2e-4)
-
-
 def test_an_interrupted_l1_run_resumes_to_the_same_bytes(tmp_path, each_kind):
     params = TrainingParams(penalty="l1", block_size=4)
     model = train(*each_kind, tmp_path / "whole", params, threads=1)
@@ -233,7 +221,7 @@ def test_estimator_has_the_penalty_and_keeps_it(tmp_path, each_kind):
     clf.save(tmp_path / "model")
     assert DiSMECClassifier.load(tmp_path / "model").penalty == "l1"
     assert open_model(tmp_path / "model").params["penalty"] == "l1"
-    tuned = tune(X, Y, tmp_path / "tuned", [0.5, 2.0], TrainingParams(penalty="l1"))
+    tuned = tune(X, Y, tmp_path / "tuned", TrainingParams(penalty="l1"))
     assert tuned.model.params["penalty"] == "l1"
 
 

@@ -11,7 +11,6 @@ from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
 from dismec.solve.costs import Costs
 from dismec.solve.problem import Problem, SolverParams
-from dismec.solve.threads import solve_path
 
 pytestmark = pytest.mark.native
 
@@ -134,18 +133,6 @@ def test_l1_reaches_its_gap(data):
     labels = some_labels(Y, 20)
     solution = Problem(X, Y, Transform.fit(X)).solve(labels, SolverParams(penalty="l1"))
     assert (solution.stop_ratio <= 1).all()
-
-
-def test_a_path_of_several_c_ends_at_the_same_objectives(data):
-    X, Y = data
-    problem, labels = Problem(X, Y, Transform.fit(X)), some_labels(Y, 40)
-    path = [1.0, 4.0, 0.25, 16.0]
-    objective = np.zeros((len(path), Y.shape[1]))
-    for solution in solve_path(problem, SolverParams(), path, labels, threads=2):
-        objective[solution.path_index, solution.labels] = solution.objective
-    for place, C in enumerate(path):
-        at_once = problem.solve(labels, SolverParams(C=C)).objective
-        np.testing.assert_allclose(objective[place, labels], at_once, rtol=1e-2)
 
 
 @pytest.mark.slow

@@ -135,10 +135,9 @@ def test_train_and_prune_report_as_json(files, tmp_path):
 
 
 def test_a_choice_of_C_is_reported_as_json(files, tmp_path):
-    choice = ("--C", "auto", "--grid", "0.5,1")
-    found = told("train", files / "data.xmc", "-o", tmp_path / "model", *choice)
+    found = told("train", files / "data.xmc", "-o", tmp_path / "model", "--C", "auto")
     assert found.keys() >= FACTS | {"C", "metric", "table"}
-    assert found["C"] in [row["C"] for row in found["table"]]
+    assert len(found["table"]) >= 3
 
 
 def test_edits_report_as_json(files, tmp_path):

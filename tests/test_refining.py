@@ -558,7 +558,7 @@ def test_refining_works_with_other_parameters(refined, params):
 
 @sparse_and_both
 def test_C_is_chosen_as_for_plain_models(refined, tmp_path):
-    tuned = tune(*refined.data, tmp_path / "model", [0.3, 1.0], TrainingParams(refine=True))
+    tuned = tune(*refined.data, tmp_path / "model", TrainingParams(refine=True))
     assert tuned.model.manifest.refined
     assert tuned.model.params["C"] in (0.3, 1.0)
 

@@ -35,7 +35,7 @@ class Stopped(Exception):  # noqa: N818
 
 ADVANCED = (
     *("tol", "bias", "penalty", "precision", "positive_weight", "weighting"),
-    *("propensity_a", "propensity_b", "dense_scale", "grid", "metric"),
+    *("propensity_a", "propensity_b", "dense_scale", "metric"),
 )
 
 
@@ -108,10 +108,10 @@ def test_every_parameter_is_in_the_options_the_estimators_and_the_manifest(tmp_p
     assert {field.name for field in fields(TextParams)} <= texts
     X, Y = problem_data
     dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
-    assert dense.manifest.params.keys() == names - {"grid", "metric"}  # these are in C_auto
+    assert dense.manifest.params.keys() == names - {"metric"}  # it is in C_auto
     # Parameters of dense features are omitted if there are none.
     plain = train(X, Y, tmp_path / "model")
-    assert plain.manifest.params.keys() == names - {"dense_scale", "grid", "metric"}
+    assert plain.manifest.params.keys() == names - {"dense_scale", "metric"}
 
 
 def test_choices_of_the_command_line_match_the_library():
@@ -145,7 +145,7 @@ def test_the_data_are_hashed_once_however_many_stages_there_are(tmp_path, data):
         hashed.append(arrays[0].shape)
         return fingerprint(*arrays)
 
-    params = replace(PARAMS, C="auto", grid=(0.5, 1.0), refine=True)
+    params = replace(PARAMS, C="auto", refine=True)
     with mock.patch("dismec.data.training_file.fingerprint", count):
         model = train(*data, tmp_path / "model", params)
     assert hashed == [data[0].shape]

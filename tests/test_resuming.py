@@ -1,4 +1,4 @@
-"""A training that is stopped anywhere, also in a trial or a grid, resumes where it stopped."""
+"""A training that is stopped anywhere, also in a trial, resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from conftest import random_problem, stopped_after, tune
 from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model.directory import read_manifest
+from dismec.training.choose_c import Trials
 from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=20)
@@ -176,47 +177,49 @@ def test_training_in_memory_gives_the_same_model(data, trial, tmp_path):
     assert files_of(tmp_path / "saved") == expected
 
 
-@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
-def test_a_stopped_grid_resumes(data, tmp_path):
-    grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
-    whole = tune(*data, tmp_path / "whole", grid, PARAMS, threads=1)
-    total, starts = 4 * LABELS, []
-    for _ in range(100):
-        stop = Interruption(200)
-        try:
-            tuned = tune(*data, path, grid, PARAMS, threads=1, progress=stop)
-            break
-        except KeyboardInterrupt:
-            pass
-        finally:
-            starts.append(stop.seen[0][0])
-    assert any(0 < at < 3 * LABELS for at in starts), starts
-    assert starts == sorted(starts)
-    assert stop.seen[-1] == (total, total)
-    assert tuned.C == whole.C
-    for row, expected in zip(tuned.table, whole.table, strict=True):
+def test_a_stopped_choice_of_C_resumes(data, tmp_path):
+    path, found = tmp_path / "model", []
+    whole = tune(*data, tmp_path / "whole", PARAMS, threads=1)
+    real = Trials._try
+
+    def one_more(trials, name, C):
+        if found.count(C):
+            raise AssertionError(f"{C} is tried again")
+        found.append(C)
+        if len(found) in (2, 4):
+            found.pop()
+            found.append(None)
+            raise KeyboardInterrupt
+        return real(trials, name, C)
+
+    with mock.patch.object(Trials, "_try", one_more):
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                tune(*data, path, PARAMS, threads=1)
+        resumed = tune(*data, path, PARAMS, threads=1)
+    assert len(found) == len(whole.table) + 2
+    assert resumed.C == whole.C
+    for row, expected in zip(resumed.table, whole.table, strict=True):
         assert row | {"seconds": 0} == expected | {"seconds": 0}
     assert files_of(path) == files_of(tmp_path / "whole")
 
 
-@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
-def test_a_tuned_training_resumes_after_its_trial_is_stopped(data, tmp_path):
-    grid, path = [0.5, 1.0], tmp_path / "model"
-    params = TRIALS["both"]
-    tune(*data, tmp_path / "whole", grid, params, threads=1)
+def test_a_training_with_chosen_C_resumes_after_its_trial_is_stopped(data, tmp_path):
+    path, params = tmp_path / "model", TRIALS["both"]
+    tune(*data, tmp_path / "whole", params, threads=1)
     starts = []
     for _ in range(100):
         news = Interruption()
         try:
             with stopped_after(4):
-                tune(*data, path, grid, params, threads=1, progress=news)
+                tune(*data, path, params, threads=1, progress=news)
             break
         except KeyboardInterrupt:
             pass
         finally:
-            starts.append(news.seen[0])
-    assert {total for _, total in starts} == {4 * LABELS}
-    assert any(2 * LABELS < at < 3 * LABELS for at, _ in starts), starts
+            starts.append(news.seen[0][0] / news.seen[0][1])
+    assert starts == sorted(starts)
+    assert any(0.6 < at < 0.9 for at in starts), starts
     assert files_of(path) == files_of(tmp_path / "whole")
 
 
@@ -263,8 +266,8 @@ def test_a_killed_command_resumes_within_its_trial(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path, dask_cluster):
-    params, grid = TRIALS["both"], [0.5, 1.0]
+def test_on_a_cluster_a_trial_resumes(data, tmp_path, dask_cluster):
+    params = TRIALS["both"]
     expected = files_of_training(tmp_path / "whole", data, params)
     how = {"cluster": str(dask_cluster)}
     with stopped_after(2), pytest.raises(KeyboardInterrupt):
@@ -273,35 +276,3 @@ def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path, dask_cluster):
     train(*data, tmp_path / "model", params, progress=lambda *at: seen.append(at), **how)
     assert 0 < seen[0][0] < LABELS
     assert files_of(tmp_path / "model") == expected
-    with pytest.raises(KeyboardInterrupt):
-        tune(*data, tmp_path / "tuned", grid, PARAMS, progress=Interruption(400), **how)
-    seen = []
-    again = tune(
-        *data, tmp_path / "tuned", grid, PARAMS, progress=lambda *at: seen.append(at), **how
-    )
-    assert LABELS <= seen[0][0] < 3 * LABELS
-    assert again.C == tune(*data, tmp_path / "here", grid, PARAMS).C
-    assert files_of(tmp_path / "tuned") == files_of(tmp_path / "here")
-
-
-@mock.patch("dismec.training.choose_c._KEEP_SECONDS", 0.0)
-def test_labels_that_were_solved_at_one_C_only_count_there_once(data, tmp_path):
-    from dismec.solve.threads import solve_path
-
-    def first_place(*args, **kwargs):
-        for solution in solve_path(*args, **kwargs):
-            yield solution[np.flatnonzero(solution.path_index == 0)]
-        raise KeyboardInterrupt
-
-    grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
-    whole = tune(*data, tmp_path / "whole", grid, PARAMS)
-    with (
-        mock.patch("dismec.training.choose_c.solve_path", first_place),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        tune(*data, path, grid, PARAMS)
-    seen = []
-    again = tune(*data, path, grid, PARAMS, progress=lambda *at: seen.append(at))
-    assert seen[0] == (LABELS, 4 * LABELS)
-    for row, expected in zip(again.table, whole.table, strict=True):
-        assert row | {"seconds": 0} == expected | {"seconds": 0}

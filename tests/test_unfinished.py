@@ -65,12 +65,12 @@ def in_the_trial(path, data):
         train(*data, path, TrainingParams(calibrate=True))
 
 
-def in_the_grid(path, data):
+def while_choosing_C(path, data):
     with (
-        mock.patch("dismec.training.choose_c.pick", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.choose_c.peak", side_effect=KeyboardInterrupt),
         suppress(KeyboardInterrupt),
     ):
-        tune(*data, path, [0.5, 1.0])
+        tune(*data, path)
 
 
 def in_a_fold(path, data):
@@ -92,7 +92,7 @@ STATES = {
     before_the_first_block: f"unfinished training, 0 of {LABELS} labels",
     in_the_blocks: f"unfinished training, {LABELS} of {LABELS} labels",
     in_the_trial: f"unfinished training, 0 of {LABELS} labels (trial: {LABELS} of {LABELS})",
-    in_the_grid: f"unfinished training, 0 of {LABELS} labels",
+    while_choosing_C: f"unfinished training, 0 of {LABELS} labels",
     in_a_fold: f"unfinished training, 0 of {LABELS} labels (fold-0: 0 of {LABELS})",
 }
 

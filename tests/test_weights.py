@@ -39,7 +39,7 @@ from dismec.features.transform import Transform
 from dismec.measure.metrics import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
 from dismec.solve.problem import Problem, SolverParams
-from dismec.solve.threads import solve_blocks, solve_path
+from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainOptions
 from dismec.training.train import fit
 from test_work_sharing import KINDS, frequent_labels
@@ -177,20 +177,6 @@ def test_the_factor_of_C_is_a_power_of_two_near_the_mean():
     assert split_weights(np.array([1e300, 1e308]))[0] == pytest.approx(5e307, rel=1)
 
 
-def test_labels_along_a_path_of_C_are_solved_with_weights():
-    X, Y = random_problem(rows=500, labels=10)
-    v, transform = some_weights(500), Transform.fit(X)
-    problem = Problem(X, Y, transform, v)
-    labels, path = np.arange(10), [1.0, 4.0, 0.25]
-    rows = sp.csr_array(transform.apply(X).astype(np.float64))
-    for part in solve_path(problem, SolverParams(delta=0.0), path, labels, threads=2):
-        for i, label in enumerate(part.labels):
-            C, s = path[part.path_index[i]], np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
-            w = part.weights[[i]].toarray().ravel().astype(np.float64)
-            best = objective(rows, s, weighted_minimum(rows, s, C, v), C, v)
-            assert objective(rows, s, w, C, v) <= best * (1 + 1e-2)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_weighted_sets_are_solved_with_the_same_bytes_on_any_number_of_threads(kind):
     X, Y = frequent_labels(**KINDS[kind])
@@ -300,15 +286,15 @@ def test_weights_under_l1_are_refused(problem_data):
         fit(*problem_data, TrainingParams(penalty="l1"), weights=some_weights(300))
 
 
-def test_a_grid_whose_C_times_the_weights_is_out_of_range_is_refused(tmp_path, problem_data):
+def test_C_is_not_chosen_if_the_weights_are_out_of_range(tmp_path, problem_data):
     with pytest.raises(DataError, match="out of range"):
-        tune(*problem_data, tmp_path / "m", [1.0, 1e-20], weights=np.full(300, 1e-20))
+        tune(*problem_data, tmp_path / "m", weights=np.full(300, 1e-39))
 
 
 def test_a_tuned_model_is_the_one_of_its_C_and_rows_held_out_count_by_weight(tmp_path):
     X, Y = random_problem(rows=400, labels=30)
     v = some_weights(400)
-    found = tune(X, Y, tmp_path / "tuned", [0.5, 2.0], weights=v)
+    found = tune(X, Y, tmp_path / "tuned", weights=v)
     train(X, Y, tmp_path / "plain", TrainingParams(C=found.C), weights=v)
     assert weight_files(tmp_path / "tuned") == weight_files(tmp_path / "plain")
     held = np.sort(np.random.default_rng(0).choice(400, 40, replace=False))
@@ -418,7 +404,7 @@ def test_texts_of_weight_0_leave_no_word_and_no_label(tmp_path):
     assert "rye" not in whole.vocabulary.terms
     given = train_text(tmp_path / "all.jsonl", tmp_path / "c", weights=weights)
     assert weights_of(given) == weights_of(whole)
-    tuned = tune_text(tmp_path / "all.jsonl", tmp_path / "d", [0.5, 1.0], fmt=fmt)
+    tuned = tune_text(tmp_path / "all.jsonl", tmp_path / "d", fmt=fmt)
     again = train_text(
         tmp_path / "all.jsonl", tmp_path / "e", TrainingParams(C=tuned.C, tfidf=True), fmt=fmt
     )
@@ -719,9 +705,9 @@ def test_weights_come_from_a_file(tmp_path, problem_data):
         run("train", data, "-o", tmp_path / f"m{name}", "--weights", tmp_path / name, "--quiet")
         assert weight_files(tmp_path / f"m{name}") == weight_files(tmp_path / "expected")
     out = tmp_path / "tuned"
-    chosen = ("--C", "auto", "--grid", "0.5,1", "--quiet")
+    chosen = ("--C", "auto", "--quiet")
     run("train", data, "-o", out, *chosen, "--weights", tmp_path / "w.npy")
-    tuned = tune(X, Y, tmp_path / "tuned here", [0.5, 1.0], weights=v)
+    tuned = tune(X, Y, tmp_path / "tuned here", weights=v)
     assert weights_of(open_model(out)) == weights_of(tuned.model)
     (tmp_path / "labels.txt").write_text("30\n31\n")
     model = tmp_path / "mw.txt"

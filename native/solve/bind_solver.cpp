@@ -171,13 +171,6 @@ class Worker {
   }
   Worker(const Worker&) = delete;
 
-  void follow(const Vector<float>& path) {
-    for (const float C : view(path)) {
-      if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
-    }
-    std::visit([&](auto& solver) { solver.follow(view(path)); }, solver_);
-  }
-
   /// Returns the finished labels, the end of each label's weights, and their statistics as columns,
   /// the last of which has kBins entries per label. `take` returns the weights themselves.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
@@ -204,8 +197,7 @@ class Worker {
     return nb::make_tuple(column(&SolvedLabel::label), owned(std::move(ends)),
                           column(&SolvedLabel::objective), column(&SolvedLabel::stop_ratio),
                           column(&SolvedLabel::passes), column(&SolvedLabel::steps),
-                          column(&SolvedLabel::set_size), column(&SolvedLabel::path_index),
-                          column(&SolvedLabel::seconds), owned(std::move(counts)));
+                          column(&SolvedLabel::set_size), column(&SolvedLabel::seconds), owned(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of that size.
@@ -287,7 +279,6 @@ void solver(nb::module_& m) {
            "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "first"_a, "delta_from_first"_a, "l1"_a,
            "positive_costs"_a, "negative_costs"_a, "cancel"_a, "sharing"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 12>())
-      .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

@@ -28,7 +28,7 @@ class L1 {
   L1(const Transformed& X, const Summary& summary, double tolerance, WorkSharing&)
       : X_(X), summary_(summary), goal_(kGap * tolerance) {}
 
-  State begin(const WorkingSet&, bool) const { return {}; }
+  State begin(const WorkingSet&) const { return {}; }
 
   template <typename Stop>
   Minimized minimize(State& minimum, WorkingSet& set, float C, const Stop& stop) {

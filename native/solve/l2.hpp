@@ -32,7 +32,7 @@ class L2 {
   L2(const Transformed& X, const Summary& summary, double tolerance, WorkSharing& sharing)
       : X_(X), summary_(summary), tolerance_(tolerance), sharing_(sharing) {}
 
-  State begin(const WorkingSet& set, bool on_path) { return {goal_of(set, on_path), {}}; }
+  State begin(const WorkingSet& set) { return {goal_of(set), {}}; }
 
   template <typename Stop>
   Minimized minimize(State& state, WorkingSet& set, float C, const Stop& stop) {
@@ -81,7 +81,7 @@ class L2 {
   /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. With pair
   /// weights u, (a + b)·Σ_pos v·x becomes Σ_pos (a·u + b)·v·x + b·Σ_neg (1 − u)·v·x, and rows with
   /// u = 0 are not counted. `set` holds the positives and the rows with a pair weight.
-  Goal goal_of(const WorkingSet& set, bool on_path) {
+  Goal goal_of(const WorkingSet& set) {
     const SetRows& rows = set.rows;
     const auto factor = set.factor(X_);
     std::int64_t n_left_out = 0;
@@ -122,7 +122,7 @@ class L2 {
     count(summary_.sums.back(), weight * X_.bias);
     const double at_zero = 2 * std::sqrt(std::max(squared, 0.0));  // divided by C
     const double rarer = std::max(std::min(pos, neg), 1.0);
-    return {tolerance_ * rarer / (pos + neg) * at_zero, 0.1 * tolerance_, on_path};
+    return {tolerance_ * rarer / (pos + neg) * at_zero, 0.1 * tolerance_};
   }
 
   const Transformed& X_;

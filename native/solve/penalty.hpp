@@ -28,8 +28,8 @@ concept Penalty = requires(P penalty, typename P::State state, WorkingSet set, f
   { P::kMostSteps } -> std::convertible_to<std::int32_t>;
   // Whether working sets have groups.
   { P::kHasGroups } -> std::convertible_to<bool>;
-  // `set` holds the positives; on a path of several C the goal is less strict.
-  { penalty.begin(set, /*on_path=*/true) } -> std::same_as<typename P::State>;
+  // `set` holds the positives.
+  { penalty.begin(set) } -> std::same_as<typename P::State>;
   // 1. Moves set.vectors.w to the minimum of f_W, or until it is time for a pass.
   { penalty.minimize(state, set, C, stop) } -> std::same_as<Minimized>;
   // 3. Whether w is good enough over all rows.

@@ -33,7 +33,6 @@ struct WeightCounts {
 
 struct SolvedLabel {
   std::int64_t label = -1;
-  std::int32_t path_index = 0;              // of its C on the path
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
   std::vector<float> weights = {};
   double objective = 0;  // before pruning

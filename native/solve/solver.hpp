@@ -70,12 +70,6 @@ class Solver {
         most_bytes_(std::max(solver_limits::kBytes,
                              solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}
 
-  /// Solves every label at these C in turn instead of at the C of the options, each starting from
-  /// the solution at the first or at the previous C, whichever is nearer. They must be positive;
-  /// call this before the first label. On a path it is enough that the gap is certain, or that it
-  /// nearly is and LIBLINEAR's rule holds.
-  void follow(std::span<const float> path) { path_.assign(path.begin(), path.end()); }
-
   /// Starts labels and returns the finished ones, in the order in which they finished. Labels still
   /// in progress when none are waiting continue in the next call, so that slots do not run empty
   /// between calls, unless `drain` is set. `stop()` is polled; once it is true, results are
@@ -103,7 +97,7 @@ class Solver {
           task.out.set_size = task.set.size();
           collect(task.set.vectors, X_.n_features(), options_.pruning, sorted_, task.out);
           solved.push_back(std::move(task.out));
-          if (!advance(slot, task, solved.back().path_index + 1)) close(slot, task);
+          close(slot, task);
           return;
         }
         // Round, 4: the others take in the worst of the rows inside their margin.
@@ -116,16 +110,12 @@ class Solver {
   /// One label in progress.
   struct Task {
     std::int64_t label = -1;  // −1: the slot is idle
-    float C = 0;
     WorkingSet set;
     typename P::State state;
     Growth::State growth;
     std::int64_t bytes = 0;     // counted for the set so far
     std::int64_t expected = 0;  // when solved
     SolvedLabel out;
-    // On a path of several C, the weights at the first.
-    std::vector<Weight> first = {};
-    float first_bias = 0;
   };
 
   template <typename Work>
@@ -155,13 +145,12 @@ class Solver {
 
   void start(int slot, Task& task, std::int64_t label, std::span<const std::int32_t> positives) {
     task.label = label;
-    task.C = path_.empty() ? options_.C : path_.front();
     ++running_;
     task.expected = expected_bytes(label);
     count_bytes(task, task.expected);
     task.out = SolvedLabel{.label = label};
     task.set.begin(X_, positives, listed(label), costs_.of(label), memory_);
-    task.state = penalty_.begin(task.set, !path_.empty());
+    task.state = penalty_.begin(task.set);
     task.growth = growth_.begin(task.set, memory_);
     pass_.join(slot, task.set.rows.all());
     if (pass_.finds_near() && growth_.begins_near(task.set)) {
@@ -180,7 +169,7 @@ class Solver {
   /// list.
   template <typename Stop>
   std::int64_t minimize(int slot, Task& task, const Stop& stop) {
-    const Minimized minimized = penalty_.minimize(task.state, task.set, task.C, stop);
+    const Minimized minimized = penalty_.minimize(task.state, task.set, options_.C, stop);
     task.out.steps += minimized.steps;
     const std::int64_t wanted = growth_.sift(task.growth, task.set, minimized);
     pass_.set_weights(slot, task.set.vectors, wanted);
@@ -189,7 +178,7 @@ class Solver {
 
   /// Whether the label is solved or given up.
   bool judge(int slot, Task& task) {
-    const Verdict verdict = penalty_.judge(task.state, task.set, task.C, pass_, slot);
+    const Verdict verdict = penalty_.judge(task.state, task.set, options_.C, pass_, slot);
     task.out.objective = verdict.objective;
     task.out.stop_ratio = verdict.stop_ratio;
     ++task.out.passes;
@@ -202,24 +191,6 @@ class Solver {
     count_bytes(task, std::max(task.expected, all_bytes(slot, task)));
   }
 
-  /// Continues the label at this C of the path, if there is one.
-  bool advance(int slot, Task& task, std::int32_t path_index) {
-    if (path_index >= std::ssize(path_)) return false;
-    grow(slot, task);
-    SetVectors& vectors = task.set.vectors;
-    const auto distance = [&](float C) { return std::abs(std::log(path_[path_index] / C)); };
-    if (path_index == 1) {
-      task.first = vectors.weights();
-      task.first_bias = vectors.w.back();
-    } else if (distance(path_[0]) < distance(task.C)) {
-      vectors.assign(task.first, memory_);
-      vectors.w.back() = task.first_bias;
-    }
-    task.C = path_[path_index];
-    task.out = SolvedLabel{.label = task.label, .path_index = path_index};
-    return true;
-  }
-
   /// Makes the slot idle.
   void close(int slot, Task& task) {
     const auto plain = static_cast<double>(plain_bytes(task.label));
@@ -230,7 +201,6 @@ class Solver {
     task.set.end(memory_);
     task.state = {};
     task.label = -1;
-    task.first = {};
     --running_;
     count_bytes(task, 0);
   }
@@ -276,7 +246,6 @@ class Solver {
   Csr pairs_;
   Costs costs_;
   SolverOptions options_;
-  std::vector<float> path_;
   P penalty_;
   Growth growth_;
   FullPass pass_;

@@ -22,13 +22,10 @@ namespace dismec::solve {
 struct Goal {
   double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, divided by C
   double gap = 0;        // f(w) − min f, as a share of f(w)
-  bool trial = false;    // LIBLINEAR's rule, clamped to a gap of 1 to 9 times this
 
   /// f is 1-strongly convex, so f(w) − min f ≤ ½‖∇f(w)‖²: this bounds the gap rigorously.
   double gradient_allowed(double objective, double C) const {
-    const double certain = std::sqrt(2 * gap * objective);
-    return trial ? std::clamp(C * liblinear, certain, 3 * certain)
-                 : std::min(C * liblinear, certain);
+    return std::min(C * liblinear, std::sqrt(2 * gap * objective));
   }
 };
 

@@ -29,7 +29,6 @@ from dismec.cli.options import (
     data_options,
     dense_option,
     json_option,
-    parse_numbers,
     quiet_option,
     threads_option,
 )
@@ -54,10 +53,6 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
         more |= {"callback": _parse_delta, "metavar": field.metadata["metavar"]}
         if name == "C":  # the default depends on DATA
             more["help"] += f" [default: auto; 1 for l1, or fewer than {_ENOUGH_ROWS:,} rows]"
-    elif name == "grid":
-        shown = ",".join(f"{C:g}" for C in default)
-        more |= {"callback": parse_numbers, "metavar": "NUMBERS", "default": shown}
-        more |= {"show_default": True}
     elif name == "tfidf":  # the default depends on DATA
         flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
     elif isinstance(default, bool):
@@ -375,15 +370,12 @@ def _print_chosen_C(model: Model) -> None:
         ]
         for row in table
     ]
-    best = [row["C"] for row in table].index(C)
-    print_table(["C", *metrics, "weights", "core-s"], rows, left=0, best=best)
-    click.echo(f"C {C:g}, chosen {sentence('C_auto', how)}")
     top = max(row[judged_by] for row in table)
+    best = [row[judged_by] for row in table].index(top)
+    print_table(["C", *metrics, "weights", "seconds"], rows, left=0, best=best)
     near = [f"{row['C']:g}" for row in table if top - row[judged_by] <= row["margin"]]
-    if len(near) > 1:
-        click.echo(f"These rows cannot distinguish {' or '.join(near)}: the middle is used.")
-    if best in (0, len(rows) - 1):
-        click.echo("This is the end of the grid: a wider grid may contain a better value.")
+    sure = f"; these rows cannot distinguish {' and '.join(near)}" if len(near) > 1 else ""
+    click.echo(f"C {C:g}, chosen {sentence('C_auto', how)}{sure}")
 
 
 def _print_learned(model: Model, params: TrainingParams) -> None:

@@ -52,7 +52,7 @@ class DiSMECClassifier(Estimator):
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
         Dask cluster to fit on: a client, a scheduler address or a scheduler file.
-    tol, bias, penalty, precision, grid, metric
+    tol, bias, penalty, precision, metric
         Advanced, by keyword only, as for `TrainingParams`.
     positive_weight, weighting, propensity_a, propensity_b, dense_scale
         Advanced, by keyword only, as for `TrainingParams`: weights of the losses of positive rows,
@@ -111,7 +111,6 @@ class DiSMECClassifier(Estimator):
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
-        grid: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6),
         metric: str = "nDCG@5",
     ) -> None:
         self.C = C
@@ -132,7 +131,6 @@ class DiSMECClassifier(Estimator):
         self.propensity_a = propensity_a
         self.propensity_b = propensity_b
         self.dense_scale = dense_scale
-        self.grid = grid
         self.metric = metric
 
     def fit(

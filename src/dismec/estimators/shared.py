@@ -45,7 +45,6 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     calibrate: bool
     C: float | str
     delta: float | str | None
-    grid: tuple[float, ...]
     metric: str
     class_weight: Any
     n_jobs: int | None
@@ -240,7 +239,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.delta = AUTO
         if "C_auto" in known:
             self.C = AUTO
-            self.grid, self.metric = tuple(known["C_auto"]["grid"]), known["C_auto"]["metric"]
+            self.metric = known["C_auto"]["metric"]
         stored = (model.manifest.estimator or {}).get("class_weight")
         self.class_weight = dict(stored) if isinstance(stored, list) else stored
         self.model_ = model

@@ -49,7 +49,7 @@ class DiSMECTextClassifier(Estimator):
         Advanced, by keyword only, as for `TextParams`.
     tol, penalty, precision, positive_weight, weighting, propensity_a, propensity_b
         Advanced, by keyword only, as for `TrainingParams`.
-    dense_scale, grid, metric
+    dense_scale, metric
         The same.
 
     Attributes
@@ -104,7 +104,6 @@ class DiSMECTextClassifier(Estimator):
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
-        grid: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6),
         metric: str = "nDCG@5",
     ) -> None:
         self.C = C
@@ -129,7 +128,6 @@ class DiSMECTextClassifier(Estimator):
         self.propensity_a = propensity_a
         self.propensity_b = propensity_b
         self.dense_scale = dense_scale
-        self.grid = grid
         self.metric = metric
 
     def fit(

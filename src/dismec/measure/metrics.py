@@ -179,10 +179,17 @@ class Truth:
         self, top: npt.NDArray[Any], ks: Sequence[int] = (1, 3, 5), weights: Any = None
     ) -> dict[str, float]:
         """Like `evaluate`; `top` holds the model's best labels, places beyond are empty."""
+        return evaluate(self.Y, self._padded(top, ks), ks, self.propensities, weights)
+
+    def shares(self, top: npt.NDArray[Any], ks: Sequence[int]) -> dict[str, tuple[Floats, Floats]]:
+        """Like `shares_of_rows`, for the best labels as `metrics` takes them."""
+        return shares_of_rows(self.Y, self._padded(top, ks), self.propensities, ks)
+
+    def _padded(self, top: npt.NDArray[Any], ks: Sequence[int]) -> npt.NDArray[Any]:
         missing = min(max(ks, default=0), self.Y.shape[1]) - top.shape[1]
-        if missing > 0:
-            top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
-        return evaluate(self.Y, top, ks, self.propensities, weights)
+        if missing <= 0:
+            return top
+        return np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
 
 
 @dataclass(frozen=True)

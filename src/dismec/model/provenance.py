@@ -3,7 +3,7 @@
 If a value was chosen or learned on rows that were not used for training, the parameters in the
 manifest say so:
 
-- ``C_auto``: {"metric", "grid", "rows"[, "data", "judged_by", "label_share"]}
+- ``C_auto``: {"metric", "rows"[, "data", "judged_by", "label_share"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, without and with labels as features, and "rows"
@@ -65,8 +65,7 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
     judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
     if key == "C_auto":
         sample = f", with 1 in {value['label_share']} labels" if "label_share" in value else ""
-        grid = ", ".join(f"{C:g}" for C in value["grid"])
-        return f"by {value['metric']} from {grid} {judged}{sample}"
+        return f"by {value['metric']} {judged}{sample}"
     return judged
 
 

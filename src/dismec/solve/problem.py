@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -91,7 +90,6 @@ class Solution:
     passes: npt.NDArray[np.int32]  # passes over all rows
     steps: npt.NDArray[np.int32]  # steps on the working set
     set_size: npt.NDArray[np.int64]  # rows in the working set at the end
-    path_index: npt.NDArray[np.int32]  # index of the C on the path that this solution belongs to
     seconds: npt.NDArray[np.float64]  # including a share of the work done for several labels
     weight_counts: npt.NDArray[np.int32]  # (len(labels), BINS): nonzero weights before pruning
 
@@ -268,12 +266,6 @@ class LabelSolver:
     Labels that are unfinished when `solve` has no more labels to start are kept until the next
     call, so the solver's slots do not run empty in between.
 
-    With a `path`, numbers above 0, each label is solved at every C of the path instead of at
-    ``params.C``, in this order, each starting from the previous solution; every label is returned
-    once per C. This is faster than starting over, but the weights are not bit for bit those of
-    solving at a single C. A label is done when its objective is certain to be within 0.1·tol of the
-    optimum, or when LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
-
     Threads in ``sharing.help`` do part of the work, which does not change the weights.
     """
 
@@ -283,7 +275,6 @@ class LabelSolver:
         params: SolverParams,
         cancel: Cancel,
         costs: Costs | None = None,
-        path: Sequence[float] = (),
         sharing: WorkSharing | None = None,
     ) -> None:
         self._n_columns = problem.n_columns + 1
@@ -300,7 +291,6 @@ class LabelSolver:
             cancel.byte,
             WorkSharing() if sharing is None else sharing,
         )
-        self._native.follow((np.asarray(path) * problem.C_factor).astype(np.float32))
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
         """Add labels, and return those that are done; with `drain`, all of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -85,26 +85,6 @@ def solve_blocks(
                 progress(n_labels, solution.labels)
 
 
-def solve_path(
-    problem: Problem,
-    params: SolverParams,
-    path: Sequence[float],
-    labels: npt.NDArray[np.int64],
-    *,
-    threads: int | None = None,
-) -> Generator[Solution, None, None]:
-    """Solve labels at every C of a path and yield solutions in arbitrary order.
-
-    See `LabelSolver`. All labels must have rows. Closing the generator stops the threads.
-    """
-    missing = len(labels) * len(path)
-    with _Threads(problem, params, [labels], threads, path) as running:
-        while missing:
-            solution, _ = running.wait()
-            missing -= len(solution.labels)
-            yield solution
-
-
 class _Kept(NamedTuple):
     """What `keep` returned for a finished block."""
 
@@ -124,12 +104,11 @@ class _Threads(AbstractContextManager["_Threads"]):
         params: SolverParams,
         groups: Iterable[npt.NDArray[np.int64]],
         threads: int | None,
-        path: Sequence[float] = (),
     ) -> None:
         threads = threads or available_cpus()
         self._cancel, self._sharing = Cancel(), WorkSharing()
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
-        common = problem, params, self._cancel, costs, path, self._sharing
+        common = problem, params, self._cancel, costs, self._sharing
         self._new_solver = partial(LabelSolver, *common)
         self._portions = deque(chain.from_iterable(_portions(problem, g) for g in groups))
         self._results: SimpleQueue[Any] = SimpleQueue()

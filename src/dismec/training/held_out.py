@@ -130,8 +130,7 @@ class Trial(NamedTuple):
         if not job.params.chooses_delta:
             some, _ = sampled(data.Y, job.parts.labels.counts)
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
-        params = replace(job.params, delta=job.params.solver.delta, calibrate=False, refine=False)
-        model = store.train(_STAGE, job.stage(_STAGE, data, params), part)
+        model = store.train(_STAGE, job.stage(_STAGE, data, job.params.plain()), part)
         learned = _learned(job, model, judge, store.threads)
         store.record(learned)
         store.drop(_STAGE)

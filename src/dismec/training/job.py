@@ -37,7 +37,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 # Training allocates memory per feature and per label, even for those that no row has. Up to
 # _ALWAYS_COLUMNS of each are accepted; more need an entry per _COLUMNS_PER_ENTRY of them.
 _ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY = 1 << 24, 100
-_CHOOSING_C = ("grid", "metric")  # recorded in ``C_auto`` if they are used
+_CHOOSING_C = ("metric",)  # recorded in ``C_auto`` if it is used
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +84,7 @@ class Job:
         if transform is None:
             _check_columns("features", X.shape[1], data.X.nnz)
         job = cls._of(data, options, transform, data.fingerprint)
-        for C in (params.grid[0], params.grid[-1]) if params.chooses_C else (params.solver.C,):
-            job.problem.check_C(C)
+        job.problem.check_C(params.solver.C)
         return job
 
     @classmethod

@@ -10,12 +10,10 @@ from __future__ import annotations
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-from dismec.data.counts import counted
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from dismec.solve.problem import SolverParams
 
 AUTO = "auto"
+LOOSE = 0.1  # tolerance of stages whose scores need not be more exact
 EXAMPLES = 5  # number of training texts that a model may keep
 LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose
 # The values that "auto" chooses from: 0.01 · 50^(i/20), rounded to two digits.
@@ -58,8 +57,8 @@ class TrainingParams:
     Attributes
     ----------
     C : float or "auto", default=1.0
-        Weight of the loss: the inverse of the regularization strength. "auto" chooses the value of
-        `grid` that ranks the labels of held-out rows best (``docs/howto/tuning.md``).
+        Weight of the loss: the inverse of the regularization strength. "auto" chooses the value
+        that ranks the labels of held-out rows best (``docs/howto/tuning.md``).
     delta : float or "auto", default=None
         Weights closer to 0 than delta are dropped. "auto" chooses the largest delta that costs at
         most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01 under the L2 penalty
@@ -93,8 +92,6 @@ class TrainingParams:
         (``docs/tutorial/embeddings.md``). Larger values give dense features more influence.
     penalty : {"l2", "l1"}, default="l2"
         The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
-    grid : sequence of float, default=(0.1, 0.2, 0.4, 0.8, 1.6)
-        The values that ``C="auto"`` tries, in any order; at least two.
     metric : str, default="nDCG@5"
         The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k.
 
@@ -112,7 +109,7 @@ class TrainingParams:
 
     C: float | str = _param(
         1.0,
-        "Loss weight (inverse of regularization strength); auto: the best of --grid.",
+        "Loss weight (inverse of regularization strength); auto: the best on held-out rows.",
         metavar="NUMBER|auto",
     )
     delta: float | str | None = _param(
@@ -142,9 +139,6 @@ class TrainingParams:
     propensity_b: float = _param(1.5, "The constant B of propensities.")
     dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
     penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
-    grid: tuple[float, ...] = _param(
-        (0.1, 0.2, 0.4, 0.8, 1.6), "Values for --C auto, separated by commas.", metavar="NUMBERS"
-    )
     metric: str = _param("nDCG@5", "Metric for --C auto: P@k, nDCG@k or PSP@k.")
 
     def __post_init__(self) -> None:
@@ -170,7 +164,6 @@ class TrainingParams:
             raise ValueError(f"precision is {self.precision!r}; expected {', '.join(precisions)}")
         if not self.chooses_C:
             _check_C(cast(float, self.C))
-        object.__setattr__(self, "grid", _checked_grid(self.grid))
         kind_of_metric, _, k = str(self.metric).partition("@")
         known = kind_of_metric in KINDS and re.fullmatch("[1-9][0-9]*", k)
         if not known or int(k) > _MOST_DEPTH:
@@ -195,6 +188,11 @@ class TrainingParams:
     def chooses_delta(self) -> bool:
         """Whether `delta` is "auto"."""
         return isinstance(self.delta, str) and self.delta == AUTO
+
+    def plain(self, tol: float = 0.0, **values: Any) -> TrainingParams:
+        """Return the parameters of a stage: nothing else is learned; `tol` is at least this."""
+        values |= {"delta": self.solver.delta, "calibrate": False, "refine": False}
+        return replace(self, tol=max(self.tol, tol), **values)
 
     @property
     def holds_out(self) -> bool:
@@ -221,23 +219,6 @@ class TrainingParams:
 def _check_C(C: float) -> None:
     if not _TINY <= C <= _HUGE:
         raise ValueError(f"C is {C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
-
-
-def _checked_grid(grid: Iterable[Any]) -> tuple[float, ...]:
-    """Return the distinct values of C, ascending."""
-    found = set()
-    for C in grid:
-        try:
-            found.add(float(C))
-        except (TypeError, ValueError):
-            raise ValueError(f"grid: C is {C!r}; expected a number") from None
-        try:
-            _check_C(float(C))
-        except ValueError as error:
-            raise ValueError(f"grid: {error}") from None
-    if len(found) < 2:
-        raise ValueError(f"grid has {counted(len(found), 'value')} of C; expected at least 2")
-    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,13 +39,12 @@ from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
 from dismec.training.held_out import held_out, only_columns, only_known, sampled
 from dismec.training.job import Job
-from dismec.training.params import Progress, TrainingParams, share_of
+from dismec.training.params import LOOSE, Progress, TrainingParams, share_of
 
 _log = logging.getLogger("dismec")
 
 _LEAST_ROWS = 20  # of labels used as features: the scores of rarer ones are unreliable
 _FOLDS = 3
-_TOLERANCE = 0.1  # of folds and trial, whose scores need not be more exact
 _CHUNK_ROWS = 8192  # rows extended at a time
 _DEPTHS = (1, 3, 5)
 # Shares of the work done before the trial, the first and the second stage: between those measured
@@ -121,16 +120,6 @@ class _Steps:
         """Return Y with only the labels used as features."""
         return only_columns(self.job.data.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
 
-    def _stage_params(self, tol: float = 0.0) -> TrainingParams:
-        params = self.job.params
-        return replace(
-            params,
-            delta=params.solver.delta,
-            calibrate=False,
-            refine=False,
-            tol=max(params.tol, tol),
-        )
-
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
         """Return the best labels of each row and their scores, by a model that has not seen it."""
         data = replace(self.job.data, Y=self._informing_Y())
@@ -159,7 +148,7 @@ class _Steps:
 
         The rows of either kind are copied, dense features included, only while they are needed.
         """
-        job = self.job.stage(name, data.at(others), self._stage_params(_TOLERANCE))
+        job = self.job.stage(name, data.at(others), self.job.params.plain(LOOSE))
         model = self.store.train(name, job, progress)
         known = _sparse(job.data.X) if self.job.parts.vocabulary else None
         del job
@@ -232,7 +221,7 @@ class _Steps:
         others = np.delete(np.arange(job.problem.n_rows), held)
         Y, share = sampled(job.data.Y, counts)
         data = replace(job.data, Y=Y)
-        plain = self._stage_params()  # as without refining, for the calibration if it is rejected
+        plain = job.params.plain()  # its calibration counts if refining is rejected
         stages: dict[str, tuple[TrainingParams, Transform | None]] = {
             "plain": (plain, None),
             "wide": (replace(plain, normalize=False, tfidf=False), self._wide_transform),
@@ -277,7 +266,7 @@ class _Steps:
         """Train the first stage."""
         data = replace(self.job.data, Y=self._informing_Y(), names=None, source=None, hashed=None)
         return self.store.train(
-            "first", self.job.stage("first", data, self._stage_params()), progress
+            "first", self.job.stage("first", data, self.job.params.plain()), progress
         )
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:

@@ -134,8 +134,8 @@ def known_C(job: Job, earlier: Manifest) -> Job | None:
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
     if table is None:
         return None
-    if not isinstance(C, float) or C not in job.params.grid or not isinstance(table, list):
-        raise ModelError(f"the unfinished model's C, {C!r}, is not in the grid")
+    if not isinstance(C, float) or C <= 0 or not isinstance(table, list):
+        raise ModelError(f"the unfinished model's C, {C!r}, is not a chosen one")
     return job.with_C(C, table)
 
 
