@@ -251,7 +251,7 @@ def test_every_order_is_exact_among_what_is_allowed(model, problem):
         if calibrated:
             labels, p = best_of(model.predict_proba(X), 6, inside)
             p[labels < 0] = 0
-            found = model.predict_proba_topk(X, 6, allowed=allowed)
+            found = model.predict_topk(X, 6, allowed=allowed, rank="probability")
             np.testing.assert_array_equal(found[1], p)
             assert ((found[0] < 0) == (labels < 0)).all()
             all_sets += [(model.assign(X, t), t, True) for t in (0.2, "micro-f1", "macro-f1")]
@@ -440,8 +440,8 @@ def test_row_estimator_takes_allowed_labels_in_the_form_of_its_classes(problem):
         dense.predict(X.toarray(), allowed=[4, 9]), dense.predict(X.toarray()) * only
     )
     assert_same(
-        dense.predict_proba_topk(X.toarray(), 3, allowed=[4, 9]),
-        dense.model_.predict_proba_topk(X, 3, allowed=[4, 9]),
+        dense.predict_topk(X.toarray(), 3, allowed=[4, 9]),
+        dense.model_.predict_topk(X, 3, rank="probability", allowed=[4, 9]),
     )
     y = np.array(["a", "b", "c", "d"])[np.arange(X.shape[0]) % 4]
     classes = DiSMECClassifier().fit(X, y)
@@ -475,4 +475,4 @@ def test_text_estimator_takes_allowed_labels_in_the_form_of_fit():
         texts * 5, ["e", "e", "b", "b", "m", "m"] * 5
     )
     assert {*classes.predict(texts, allowed=["b", "m"])} == {"b", "m"}
-    assert {*classes.predict_proba_topk(texts, 1, allowed=["e"])[0].ravel()} == {"e"}
+    assert {*classes.predict_topk(texts, 1, allowed=["e"])[0].ravel()} == {"e"}

@@ -89,7 +89,7 @@ def test_most_probable_labels_equal_brute_force(
     all_labels = np.broadcast_to(np.arange(n_labels), (9, n_labels))
     expected = calibration.probabilities(all_labels, model.decision_function(X))
     with by_bounds():
-        labels, p = model.predict_proba_topk(X, k)
+        labels, p = model.predict_topk(X, k, rank="probability")
     filled = min(k, n_labels)
     np.testing.assert_allclose(p[:, :filled], -np.sort(-expected)[:, :filled], rtol=1e-5)
     own = np.take_along_axis(expected, labels[:, :filled].astype(np.int64), 1)
@@ -152,7 +152,7 @@ def test_assigned_labels_equal_brute_force(seed, n_labels, most, threshold):
     if most is not None:
         top = naive.topk(order, most)[0]
         if threshold not in ("macro-f1", "score"):  # ties are in the order of z
-            top = model.predict_proba_topk(X, most)[0]
+            top = model.predict_topk(X, most, rank="probability")[0]
         allowed = np.zeros_like(expected)
         for row, labels in enumerate(top):
             allowed[row, labels[labels >= 0]] = True
@@ -357,7 +357,7 @@ def test_calibration_adds_probabilities_and_changes_nothing_else():
     assert by_default.keys() == told.keys()
     assert by_default == calibrated.evaluate(X, Y, rank="probability")
     by_probability = Truth.align(Y, model.label_counts, model.manifest.n_rows).metrics(
-        calibrated.predict_proba_topk(X)[0], (1, 3, 5)
+        calibrated.predict_topk(X, rank="probability")[0], (1, 3, 5)
     )
     assert {name: by_default[name] for name in plain} == by_probability
     assert told.keys() - plain.keys() == {"ECE", "ECE uncalibrated", "micro-F1", "macro-F1"}
@@ -372,7 +372,8 @@ def test_calibration_adds_probabilities_and_changes_nothing_else():
 
 def test_an_uncalibrated_model_has_scores_but_no_probabilities():
     model, _, X, _ = split_problem()
-    for ask in (lambda: model.predict_proba_topk(X), lambda: model.assign(X, 0.5)):
+    probable = {"rank": "probability"}
+    for ask in (lambda: model.predict_topk(X, **probable), lambda: model.assign(X, 0.5)):
         with pytest.raises(ModelError, match=r"no probabilities: .* \(calibrate=True\)"):
             ask()
     assert (model.assign(X, 0.0, probabilities=False).data >= 0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -109,8 +110,8 @@ def test_rankings_are_those_of_one_machine_whatever_is_allowed(there, here, X, r
             assert_same(found, here.predict_topk(X, k, rank=rank, allowed=allowed))
     wanted = there.select_labels(exclude=["tag 8"])
     assert_same(
-        there.predict_proba_topk(X[:9], 4, allowed=wanted),
-        here.predict_proba_topk(X[:9], 4, allowed=wanted),
+        there.predict_topk(X[:9], 4, rank=rank, allowed=wanted),
+        here.predict_topk(X[:9], 4, rank=rank, allowed=wanted),
     )
 
 
@@ -187,7 +188,7 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
             here.reranked(probabilities=False).predict_topk(X, 3),
         )
         assert repr(there).startswith("ClusterModel(64 labels")
-        for ask in (there.predict_proba_topk, there.predict_proba):
+        for ask in (partial(there.predict_topk, rank="probability"), there.predict_proba):
             with pytest.raises(ModelError, match="gives no probabilities"):
                 ask(X)
         with pytest.raises(ModelError, match="gives no probabilities"):

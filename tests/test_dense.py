@@ -351,7 +351,7 @@ def test_calibration_delta_and_C_are_learned_with_dense_features(tmp_path):
     X, E, Y = dense_problem(rows=900, features=40)
     params = TrainingParams(calibrate=True, delta="auto")
     model = dismec.train([X, E], Y, tmp_path / "model", params)
-    p = model.predict_proba_topk([X, E], 3)[1]
+    p = model.predict_topk([X, E], 3, rank="probability")[1]
     assert ((p >= 0) & (p <= 1)).all()
     assert model.params["delta"] >= 0.01
     given = fit([X, E], Y, params, validation=([X, E], Y))

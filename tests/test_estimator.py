@@ -150,15 +150,13 @@ def test_a_model_trained_by_the_command_line_loads_as_an_estimator(problem_data,
 def test_probabilities_need_calibration_and_are_saved(tmp_path):
     X, Y = random_problem(rows=600)
     clf = DiSMECClassifier(calibrate=True).fit(X, Y)
-    labels, p = clf.predict_proba_topk(X, k=3)
+    labels, p = clf.predict_topk(X, k=3)
     assert labels.shape == p.shape == (600, 3)
     assert ((p > 0) & (p < 1) & (np.diff(p, axis=1, append=0) <= 0)).all()
     clf.save(tmp_path / "model")
     again = DiSMECClassifier.load(tmp_path / "model")
     assert again.calibrate
-    np.testing.assert_array_equal(again.predict_proba_topk(X, k=3)[1], p)
-    with pytest.raises(ModelError, match="calibrate"):
-        DiSMECClassifier().fit(X, Y).predict_proba_topk(X)
+    np.testing.assert_array_equal(again.predict_topk(X, k=3)[1], p)
 
 
 def test_names_of_features_and_labels_survive_saving(tmp_path):
@@ -243,7 +241,7 @@ def test_probabilities_of_rows(classes):
     assert p.shape == (300, classes or 5)
     assert ((p >= 0) & (p <= 1)).all()
     if classes is None:
-        labels, best = clf.predict_proba_topk(X, 5)
+        labels, best = clf.predict_topk(X, 5)
         np.testing.assert_array_equal(np.take_along_axis(p, labels, 1), best)
     else:
         np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)

@@ -62,7 +62,7 @@ def test_explanations_add_up_to_the_predicted_score(
     model = some_model(rng, n_labels, n_features, precision, split, bias, density)
     X = random_csr(rng, 4, n_features, 0.7)
     scores = model.decision_function(X)
-    labels, p = model.predict_proba_topk(X, n_labels)
+    labels, p = model.predict_topk(X, n_labels, rank="probability")
     weights, rows = model.weights.toarray(), model.transform.apply(X).toarray()
     for row in range(4):
         for label in rng.integers(0, n_labels, 5):

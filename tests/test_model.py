@@ -55,7 +55,6 @@ def test_a_text_model_predicts_texts(texts):
     for method in (
         model.predict,
         model.predict_topk,
-        model.predict_proba_topk,
         model.decision_function,
         model.predict_proba,
         model.reranked().predict_topk,

@@ -10,7 +10,7 @@ from conftest import random_problem
 from dismec import TrainingParams, train
 from dismec.cli import console
 from dismec.solve.partition import effort
-from dismec.training.params import WorkProgress, part_of
+from dismec.training.params import WorkProgress, share_of
 
 
 class Shares(WorkProgress):
@@ -37,12 +37,12 @@ def test_a_log_shows_the_time_left_by_work_and_without_that_of_an_earlier_run(ca
     assert said[4] == "training: 1,000 of 1,000 labels"
 
 
-def test_one_of_several_rounds_counts_as_its_part_of_the_work():
+def test_a_stage_counts_as_its_part_of_the_work():
     whole = Shares()
-    part_of(whole, 50, 100).update(10, 50, 0.5)
-    assert whole.seen == [(60, 100, 0.75)]
+    share_of(whole, 0.5, 1.0, 100).update(10, 50, 0.5)
+    assert whole.seen == [(75, 100, 0.75)]
     plain = []
-    part_of(lambda done, total: plain.append((done, total)), 50, 100)(10, 50)
+    share_of(lambda done, total: plain.append((done, total)), 0.5, 1.0, 100)(10, 50)
     assert plain == [(60, 100)]
 
 

@@ -28,9 +28,10 @@ from dismec import (
 from dismec.data.dataset import Dataset
 from dismec.model.directory import commit, read_manifest
 from dismec.model.provenance import sentence, shown
-from dismec.training.held_out import DEPTHS, held_out
+from dismec.training.held_out import DEPTHS
 from dismec.training.held_out import pick_delta as pick
 from dismec.training.params import DELTAS as GRID
+from dismec.training.split import held_out
 from dismec.training.train import fit
 from test_cli import ok, refused, run
 
@@ -194,11 +195,11 @@ def test_an_unfinished_run_resumes_with_its_delta(tmp_path, data, monkeypatch):
         train(X, Y, path, AUTO)
 
 
-def test_progress_counts_both_trainings(problem_data):
+def test_progress_covers_both_trainings(problem_data):
     counts = []
     fit(*problem_data, AUTO, progress=lambda *count: counts.append(count))
-    assert counts[0] == (0, 80)
-    assert counts[-1] == (80, 80)
+    assert counts[0] == (0, 40)
+    assert counts[-1] == (40, 40)
     assert (np.diff([done for done, _ in counts]) >= 0).all()
 
 

@@ -35,7 +35,7 @@ class Stopped(Exception):  # noqa: N818
 
 ADVANCED = (
     *("tol", "bias", "penalty", "precision", "positive_weight", "weighting"),
-    *("propensity_a", "propensity_b", "dense_scale", "metric"),
+    *("propensity_a", "propensity_b", "dense_scale", "metric", "best"),
 )
 
 

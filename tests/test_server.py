@@ -220,7 +220,9 @@ def test_texts_get_the_predictions_of_the_library(text_files, text_server):
 
 def test_rank_selects_the_order_and_the_meaning_of_the_threshold(text_files, text_server):
     model = open_model(text_files / "calibrated")
-    labels, probabilities = model.predict_proba_topk(model.vocabulary.rows(TEXTS[:1]), 6)
+    labels, probabilities = model.predict_topk(
+        model.vocabulary.rows(TEXTS[:1]), 6, rank="probability"
+    )
     request = {"text": TEXTS[0], "k": 6, "rank": "probability"}
     found = text_server.predict(request)[2]
     assert found["labels"] == labels[0].tolist()

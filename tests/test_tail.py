@@ -230,7 +230,7 @@ def test_few_labels_and_none_are_ranked(calibrated):
 
 def test_alpha_0_ranks_by_probability(calibrated):
     model, X, _ = calibrated
-    labels, p = model.predict_proba_topk(X, 5)
+    labels, p = model.predict_topk(X, 5, rank="probability")
     found, gains = model.reranked(0).predict_topk(X, 5)
     np.testing.assert_allclose(gains, p, rtol=1e-4)
     assert (labels == found).mean() > 0.99  # except for ties

@@ -459,7 +459,9 @@ def test_impossible_parameters_are_refused(wrong):
 
 
 def test_parameters_survive_json():
-    params = TextParams((1, 3), (2, 5), False, np.int64(3), np.float32(0.5), 1000, np.True_)
+    params = TextParams(
+        (1, 3), (2, 5), np.int64(4), False, np.int64(3), np.float32(0.5), 1000, np.True_
+    )
     assert TextParams.from_dict(json.loads(json.dumps(params.to_dict()))) == params
     assert TextParams.from_dict(json.loads(json.dumps(asdict(params)))) == params
     with pytest.raises(ModelError, match="unknown entry 'more'"):

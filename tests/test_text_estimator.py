@@ -229,7 +229,7 @@ def test_fewer_labels_than_places_leave_places_empty():
     assert names.shape == scores.shape == (1, 5)
     assert names[0, 3:].tolist() == [None, None]
     assert np.isneginf(scores[0, 3:]).all()
-    names, p = fitted(calibrate=True).predict_proba_topk(["egg1"], k=5)
+    names, p = fitted(calibrate=True).predict_topk(["egg1"], k=5)
     assert names[0, 3:].tolist() == [None, None]
     assert p[0, 3:].tolist() == [0, 0]
 
@@ -237,7 +237,7 @@ def test_fewer_labels_than_places_leave_places_empty():
 def test_probabilities_of_all_labels_are_those_of_the_best():
     clf = fitted(calibrate=True)
     p = clf.predict_proba(TEXTS)
-    names, best = clf.predict_proba_topk(TEXTS, 3)
+    names, best = clf.predict_topk(TEXTS, 3)
     numbers = np.searchsorted(clf.classes_.astype(str), names.astype(str))
     np.testing.assert_array_equal(np.take_along_axis(p, numbers, 1), best)
     plain = fitted()
@@ -245,8 +245,6 @@ def test_probabilities_of_all_labels_are_those_of_the_best():
     assert hasattr(DiSMECTextClassifier(calibrate=True), "predict_proba")
     with pytest.raises(AttributeError, match=r"DiSMECTextClassifier\(calibrate=True\)"):
         plain.predict_proba(TEXTS)
-    with pytest.raises(ModelError, match="calibrate=True"):
-        plain.predict_proba_topk(TEXTS)
 
 
 def test_weights_and_intercepts_give_the_scores():
@@ -394,7 +392,7 @@ def test_scikit_learn_conventions_that_need_no_numbers(check):
 def test_an_unfitted_estimator_is_reported():
     clf = DiSMECTextClassifier(calibrate=True)
     methods = (clf.predict, clf.predict_topk, clf.predict_proba, clf.decision_function)
-    for method in (*methods, clf.predict_proba_topk, clf.save, lambda _: clf.coef_):
+    for method in (*methods, clf.save, lambda _: clf.coef_):
         with pytest.raises(NotFittedError):
             method(TEXTS)
     assert not hasattr(clf, "classes_")

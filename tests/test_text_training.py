@@ -72,7 +72,8 @@ def test_a_text_model_is_complete_when_reopened(model, data):
     X = opened.vocabulary.rows(texts)
     for mine, its in zip(opened.predict_topk(X), trained.predict_topk(X), strict=True):
         np.testing.assert_array_equal(mine, its)
-    for mine, its in zip(opened.predict_proba_topk(X), trained.predict_proba_topk(X), strict=True):
+    ranked = [model.predict_topk(X, rank="probability") for model in (opened, trained)]
+    for mine, its in zip(*ranked, strict=True):
         np.testing.assert_array_equal(mine, its)
     assert sorted(p.name for p in path.iterdir()) == [
         ".lock",
@@ -179,7 +180,7 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
         return [[pair.rsplit(":", 1) for pair in line.split()] for line in lines]
 
     probable = predicted("--rank", "probability", "-k", 3)
-    labels, p = opened.predict_proba_topk(X, 3)
+    labels, p = opened.predict_topk(X, 3, rank="probability")
     assert [[name for name, _ in row] for row in probable] == [
         [opened.names[i] for i in row] for row in labels
     ]
@@ -281,7 +282,7 @@ def test_labels_of_text_models_are_added_and_removed(data, tmp_path):
     whole = train_text(data / "train.jsonl", tmp_path / "whole", TrainingParams(tfidf=True))
     place = [grown.label_numbers[name] for name in whole.names]
     assert (grown.weights[place] != whole.weights).nnz == 0
-    _, p = grown.predict_proba_topk(grown.vocabulary.rows(texts[:50]), 3)
+    _, p = grown.predict_topk(grown.vocabulary.rows(texts[:50]), 3, rank="probability")
     assert ((p >= 0) & (p <= 1)).all()
     run("remove-labels", tmp_path / "model", *sorted(late))
     said = run("inspect", tmp_path / "model").stdout
@@ -410,7 +411,7 @@ def test_the_estimator_takes_texts_and_gives_names(data, tmp_path):
     assert names.shape == scores.shape == (200, 3)
     assert set(names.ravel()) <= set(clf.classes_)
     assert clf.score(test_texts, test_labels) > 0.6
-    _, p = clf.predict_proba_topk(test_texts, k=3)
+    _, p = clf.predict_topk(test_texts, k=3)
     assert ((p > 0) & (p <= 1)).all()
     sets = clf.predict(test_texts)
     assert np.mean([bool(set(s) & set(t)) for s, t in zip(sets, test_labels, strict=True)]) > 0.5

@@ -58,11 +58,13 @@ struct Texts {
 };
 
 text::TermRules rules_of(std::pair<std::int64_t, std::int64_t> words,
-                         std::pair<std::int64_t, std::int64_t> chars, bool lowercase) {
+                         std::pair<std::int64_t, std::int64_t> chars, std::int64_t prefix,
+                         bool lowercase) {
   for (const auto& [from, to] : {words, chars})
     if (from < 0 || from > to || to > text::kLongestGram || (from == 0) != (to == 0))
       throw std::out_of_range("no such n-grams");
-  return {words.first, words.second, chars.first, chars.second, lowercase};
+  if (prefix < 0 || prefix > text::kLongestGram) throw std::out_of_range("no such prefix");
+  return {words.first, words.second, chars.first, chars.second, prefix, lowercase};
 }
 
 struct Lexicon {
@@ -71,10 +73,11 @@ struct Lexicon {
   text::Lexicon terms;
 
   Lexicon(std::pair<std::int64_t, std::int64_t> words, std::pair<std::int64_t, std::int64_t> chars,
-          bool lowercase, const Vector<std::uint8_t>& bytes, const Vector<std::int64_t>& starts)
+          std::int64_t prefix, bool lowercase, const Vector<std::uint8_t>& bytes,
+          const Vector<std::int64_t>& starts)
       : utf8(bytes),
         offsets(starts),
-        terms(rules_of(words, chars, lowercase), characters(bytes, starts), view(offsets)) {}
+        terms(rules_of(words, chars, prefix, lowercase), characters(bytes, starts), view(offsets)) {}
 
   static std::span<const char> characters(const Vector<std::uint8_t>& bytes,
                                           const Vector<std::int64_t>& starts) {
@@ -138,18 +141,18 @@ void vocabulary(nb::module_& m) {
       .def(
           "__init__",
           [](text::DocumentCounter* self, std::pair<std::int64_t, std::int64_t> words,
-             std::pair<std::int64_t, std::int64_t> chars, bool lowercase) {
-            new (self) text::DocumentCounter(rules_of(words, chars, lowercase));
+             std::pair<std::int64_t, std::int64_t> chars, std::int64_t prefix, bool lowercase) {
+            new (self) text::DocumentCounter(rules_of(words, chars, prefix, lowercase));
           },
-          "words"_a, "chars"_a, "lowercase"_a)
+          "words"_a, "chars"_a, "prefix"_a, "lowercase"_a)
       .def("add", &add, "texts"_a, "begin"_a, "end"_a)
       .def("prune", &text::DocumentCounter::prune, "most"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def("list", &list, "least"_a, "most"_a, "size"_a.none());
   nb::class_<Lexicon>(m, "Lexicon")
       .def(nb::init<std::pair<std::int64_t, std::int64_t>, std::pair<std::int64_t, std::int64_t>,
-                    bool, const Vector<std::uint8_t>&, const Vector<std::int64_t>&>(),
-           "words"_a, "chars"_a, "lowercase"_a, "utf8"_a, "offsets"_a)
+                    std::int64_t, bool, const Vector<std::uint8_t>&, const Vector<std::int64_t>&>(),
+           "words"_a, "chars"_a, "prefix"_a, "lowercase"_a, "utf8"_a, "offsets"_a)
       .def("unsound", [](const Lexicon& self) { return self.terms.unsound(); })
       .def("rows", &Lexicon::rows, "texts"_a, "begin"_a, "end"_a, "sublinear"_a)
       .def("spans", &Lexicon::spans, "texts"_a, "number"_a);

@@ -123,7 +123,7 @@ class Lexicon {
     if (term.empty()) return false;
     if (term[0] == kGramSign) {
       const std::int64_t n = std::count_if(term.begin() + 1, term.end(), unicode::begins);
-      return n >= 1 && n <= rules_.char_to;
+      return n >= 1 && n <= rules_.longest_gram();
     }
     if (term.front() == ' ' || term.back() == ' ' || term.find("  ") != term.npos) return false;
     const std::int64_t n = 1 + std::count(term.begin(), term.end(), ' ');

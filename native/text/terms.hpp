@@ -19,11 +19,20 @@
 
 namespace dismec::text {
 
-/// Which n-grams are terms: the shortest and longest length, both 0 for none.
+/// Which n-grams are terms: the shortest and longest length, both 0 for none. `prefix` is the
+/// number of characters at the beginning of a longer word that are a term, or 0.
 struct TermRules {
   std::int64_t word_from, word_to;
   std::int64_t char_from, char_to;
+  std::int64_t prefix;
   bool lowercase;
+
+  /// Characters in the longest character n-gram, with the space before a prefix.
+  std::int64_t longest_gram() const { return std::max(char_to, prefix > 0 ? prefix + 1 : 0); }
+  /// Whether the prefix of a word is not one of its character n-grams already.
+  bool adds_prefix() const {
+    return prefix > 0 && !(char_from <= prefix + 1 && prefix + 1 <= char_to);
+  }
 };
 
 constexpr std::int64_t kLongestGram = 16;  // in words or characters
@@ -107,7 +116,7 @@ inline std::uint64_t hash_term(std::string_view term) {
 }
 
 /// Appends the character n-grams of a word with its spaces; a word too short for one counts as a
-/// whole, once.
+/// whole, once. The prefix has the space before it.
 inline void append_grams(const TermRules& rules, const char* bytes, const Word& word,
                          std::uint32_t number, std::vector<Term>& terms) {
   std::array<std::uint32_t, kLongestWord + 3> starts;
@@ -115,15 +124,17 @@ inline void append_grams(const TermRules& rules, const char* bytes, const Word& 
   for (std::uint32_t at = word.begin - 1; at <= word.end; ++at)
     if (unicode::begins(bytes[at])) starts[n_chars++] = at;
   starts[n_chars] = word.end + 1;
-  for (std::int64_t n = rules.char_from; n <= rules.char_to; ++n) {
+  const auto append = [&](std::int64_t first, std::int64_t size) {
+    const std::uint32_t begin = starts[first], length = starts[first + size] - begin;
+    terms.push_back({hash_bytes<true>(bytes + begin, length, kGramSeed), begin,
+                     static_cast<std::uint16_t>(length), true, number});
+  };
+  for (std::int64_t n = rules.char_from; n > 0 && n <= rules.char_to; ++n) {
     const std::int64_t size = std::min(n, n_chars);
-    for (std::int64_t i = 0; i + size <= n_chars; ++i) {
-      const std::uint32_t begin = starts[i], length = starts[i + size] - begin;
-      terms.push_back({hash_bytes<true>(bytes + begin, length, kGramSeed), begin,
-                       static_cast<std::uint16_t>(length), true, number});
-    }
+    for (std::int64_t i = 0; i + size <= n_chars; ++i) append(i, size);
     if (n >= n_chars) break;
   }
+  if (rules.adds_prefix() && n_chars > rules.prefix + 2) append(0, rules.prefix + 1);
 }
 
 /// Lists the terms that begin in one of the first n words.
@@ -142,7 +153,7 @@ inline void list_terms(const TermRules& rules, TextBuffer& buffer, std::size_t n
                                 static_cast<std::uint16_t>(words[j].end - words[i].begin), false,
                                 static_cast<std::uint32_t>(i)});
     }
-    if (rules.char_to > 0)
+    if (rules.longest_gram() > 0)
       append_grams(rules, buffer.bytes.data(), words[i], static_cast<std::uint32_t>(i),
                    buffer.terms);
   }

@@ -216,7 +216,9 @@ class Texts:
     def ends(self) -> NDArray[np.int64]: ...
 
 class DocumentCounter:
-    def __init__(self, words: tuple[int, int], chars: tuple[int, int], lowercase: bool) -> None: ...
+    def __init__(
+        self, words: tuple[int, int], chars: tuple[int, int], prefix: int, lowercase: bool
+    ) -> None: ...
     def add(self, texts: Texts, begin: int, end: int) -> None: ...
     def prune(self, most: int) -> int: ...
     def list(
@@ -228,6 +230,7 @@ class Lexicon:
         self,
         words: tuple[int, int],
         chars: tuple[int, int],
+        prefix: int,
         lowercase: bool,
         utf8: NDArray[np.uint8],
         offsets: NDArray[np.int64],

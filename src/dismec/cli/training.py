@@ -105,6 +105,9 @@ _TEXT_OPTIONS: dict[str, Any] = {
     "char_ngrams": click.option(
         "--char-ngrams", help="Character n-gram range [default: none].", **_LENGTHS
     ),
+    "prefix": click.option(
+        "--prefix", type=int, help="Also use the first so many characters of longer words."
+    ),
     "min_df": click.option(
         "--min-df", type=int, help="Drop terms that occur in fewer texts [default: 1]."
     ),
@@ -197,12 +200,14 @@ def train(
     from dismec.data.names import load_names
     from dismec.data.training_file import TrainingData
     from dismec.data.weights import load_pair_weights
+    from dismec.training.choose_terms import texts_with_best_terms
     from dismec.training.params import TrainOptions
     from dismec.training.resume import check_output
-    from dismec.training.texts import texts_read
     from dismec.training.train import train_on
 
-    learns = AUTO in (given["C"], given["delta"]) or given["calibrate"]
+    if given["best"] and given["C"] not in (None, AUTO):
+        raise click.UsageError("--best chooses C: give only one of --best and --C")
+    learns = AUTO in (given["C"], given["delta"]) or given["calibrate"] or given["best"]
     if (validation or validation_labels) and not (validation and learns):
         raise click.UsageError(
             "--validation requires --C auto, --delta auto or --calibrate, "
@@ -252,7 +257,7 @@ def train(
         elif is_text:
             file.read_twice()
             found, options = stack.enter_context(
-                texts_read(
+                texts_with_best_terms(
                     file,
                     options,
                     text,
@@ -272,7 +277,7 @@ def train(
             X = _with_dense(X, dense, dense_only)
             source = file.path if file.kind == "xmc" else None
             found = TrainingData(X, Y, reading.row_weights, pairs, names, source)
-        if given["C"] is None and file is not None and params.penalty == "l2":
+        if given["C"] is None and not params.best and file is not None and params.penalty == "l2":
             n_rows, n_labels = found.Y.shape
             params = replace(params, C=AUTO if n_rows >= _ENOUGH_ROWS and n_labels > 1 else 1.0)
         trained = train_on(found, replace(options, params=replace(options.params, C=params.C)))
@@ -332,23 +337,22 @@ def _training_params(given: dict[str, Any], is_text: bool) -> TrainingParams:
     if values["tfidf"] is None:
         values["tfidf"] = is_text
     try:
-        return TrainingParams(**values)
+        return TrainingParams(**values).expanded
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
 def _text_params(of_texts: dict[str, Any], data: DataFile, dense_only: bool) -> TextParams | None:
-    """Return the parameters of text features; None if texts are not used."""
+    """Return the parameters of text features; None if none are given."""
     from dismec.features.vocabulary import TextParams
 
     given = {key: value for key, value in of_texts.items() if value is not None}
-    used = data.is_texts and not dense_only
-    if given and not used:
+    if given and not (data.is_texts and not dense_only):
         option = min(given).replace("_", "-")
         why = "which --dense-only ignores" if data.is_texts else f"but {data} holds numeric data"
         raise click.UsageError(f"--{option} is for texts, {why}")
     try:
-        return TextParams(**given) if used else None
+        return TextParams(**given) if given else None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
@@ -361,9 +365,11 @@ def _print_chosen_C(model: Model) -> None:
     usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # fits a terminal; JSON has all
     judged_by = how.get("judged_by", how["metric"])
     metrics = [name for name in usual if name in table[0] and name != judged_by] + [judged_by]
+    weights = ["positives"] if "positive_weight" in table[0] else []
     rows = [
         [
             f"{row['C']:g}",
+            *(f"× {row['positive_weight']:g}" for _ in weights),
             *(f"{row[name]:.2f}" for name in metrics),
             f"{row['weights']:,}",
             f"{row['seconds']:.1f}",
@@ -372,27 +378,47 @@ def _print_chosen_C(model: Model) -> None:
     ]
     top = max(row[judged_by] for row in table)
     best = [row[judged_by] for row in table].index(top)
-    print_table(["C", *metrics, "weights", "seconds"], rows, left=0, best=best)
-    near = [f"{row['C']:g}" for row in table if top - row[judged_by] <= row["margin"]]
+    print_table(["C", *weights, *metrics, "weights", "seconds"], rows, left=0, best=best)
+    near = [
+        shown[0]
+        for shown, row in zip(rows, table, strict=True)
+        if top - row[judged_by] <= row["margin"]
+    ]
     sure = f"; these rows cannot distinguish {' and '.join(near)}" if len(near) > 1 else ""
-    click.echo(f"C {C:g}, chosen {sentence('C_auto', how)}{sure}")
+    heavier = f" and positives × {model.params['positive_weight']:g}" if weights else ""
+    click.echo(f"C {C:g}{heavier}, chosen {sentence('C_auto', how)}{sure}")
 
 
 def _print_learned(model: Model, params: TrainingParams) -> None:
     from dismec.model.provenance import shown
 
     described = shown(model.params)
+    for row in model.params.get("terms_table", ()):
+        click.echo(f"{row['terms']}: {_outcome(row)}", err=True)
     if params.chooses_delta:
         click.echo(
             f"delta {model.params['delta']}, chosen {described['delta_auto']}: "
             f"{described['delta_effect']}",
             err=True,
         )
-    if params.refine:
+    if params.best and not model.params["refine"]:
+        click.echo("refining: not tried, because it would be slow with these terms", err=True)
+    if params.refine and model.params["refine"]:
         helped = "refined" if model.manifest.refined else "not refined"
         click.echo(f"{helped}: {described['refine_effect']}", err=True)
     if params.calibrate:
         click.echo(f"probabilities learned {described['calibrated']}", err=True)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    """Describe what terms of texts that were tried gained and cost."""
+    used = "used" if row["used"] else "not used"
+    if "seconds" not in row:
+        return f"not tried, because training would be slow with {row['entries']:,} entries"
+    if "gain" not in row:
+        return f"{used}, tried in {row['seconds']:.1f} s"
+    gain = f"{row['gain']:+.2f} ± {row['margin']:.2f} points of {row['metric']}"
+    return f"{gain}, {used}, tried in {row['seconds']:.1f} s"
 
 
 def _warn_of_few_rows(model: Model) -> None:

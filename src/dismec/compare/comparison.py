@@ -40,6 +40,7 @@ from dismec.model.directory import locked
 _KNOWN = (
     "dismec",
     "dismec-tuned",
+    "dismec-best",
     "dismec-refined",
     "dismec-calibrated",
     "dismec-auto",

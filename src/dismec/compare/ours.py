@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dismec.compare.fastxml import FastXML
 from dismec.compare.leml import LEML, RobustXML
 from dismec.compare.lpsr import LPSR
@@ -16,7 +18,7 @@ from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, mai
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.training.params import TrainingParams
-from dismec.training.train import train
+from dismec.training.train import train, train_text
 
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)  # of P/p^alpha, between precision and propensity-scored precision
 
@@ -32,6 +34,23 @@ def _tuned(work: Assignment) -> Trained:
     """Train with the C that is best on a tenth of the rows."""
     trained = _trained(work, C="auto")
     return trained._replace(note=f"C = {open_model(work.scratch / 'model').params['C']:g}")
+
+
+def _best(work: Assignment) -> Trained:
+    """Train with everything that pays on held-out rows, on texts if there are any."""
+    lines, path = work.folder / "train.ft", work.scratch / "model"
+    if not lines.exists():
+        return _trained(work, best=True)
+    with Stopwatch() as training:
+        model = train_text(lines, path, TrainingParams(best=True, tfidf=True), threads=work.threads)
+    numbers = np.array([*map(int, model.names or ()), -1])  # the last for empty places
+    return Trained(
+        training,
+        0.0,
+        lambda texts: model.predict_topk(texts, K, threads=1),
+        lambda result: numbers[result[0]].tolist(),
+        texts=True,
+    )
 
 
 def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
@@ -67,6 +86,7 @@ def _baseline(make: Callable[..., Any], work: Assignment, **params: Any) -> Trai
 _RUN: dict[str, Callable[[Assignment], Trained]] = {
     "dismec": _trained,
     "dismec-tuned": _tuned,
+    "dismec-best": _best,
     "dismec-calibrated": partial(_trained, calibrate=True),
     "dismec-refined": partial(_trained, refine=True, calibrate=True),
     "dismec-l1": partial(_trained, penalty="l1"),

@@ -111,6 +111,11 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     return MixedRows(sparse, dense)
 
 
+def sparse_part(X: Any) -> Any:
+    """Return the sparse features of rows."""
+    return X.sparse if isinstance(X, MixedRows) else X
+
+
 def check_features(
     X: Any, n_features: int | None = None, width: int | None = None
 ) -> sp.csr_array | MixedRows:

@@ -41,8 +41,8 @@ class DiSMECClassifier(Estimator):
         As for `TrainingParams`. "auto" for C or delta chooses on a tenth of the rows, which is held
         out, or on the `validation` rows of `fit`.
     calibrate : bool, default=False
-        Whether to learn probabilities, on the same rows. Required by `predict_proba` and
-        `predict_proba_topk`.
+        Whether to learn probabilities, on the same rows. Required by `predict_proba`;
+        `predict_topk` returns them.
     class_weight : dict or "balanced", default=None
         Weights of the classes, or of the columns of an indicator. As in LIBLINEAR, the weight of a
         class multiplies the losses of its positive rows; with two classes in a 1-d y, of all its
@@ -52,7 +52,7 @@ class DiSMECClassifier(Estimator):
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
         Dask cluster to fit on: a client, a scheduler address or a scheduler file.
-    tol, bias, penalty, precision, metric
+    tol, bias, penalty, precision, metric, best
         Advanced, by keyword only, as for `TrainingParams`.
     positive_weight, weighting, propensity_a, propensity_b, dense_scale
         Advanced, by keyword only, as for `TrainingParams`: weights of the losses of positive rows,
@@ -112,6 +112,7 @@ class DiSMECClassifier(Estimator):
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
         metric: str = "nDCG@5",
+        best: bool = False,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -132,6 +133,7 @@ class DiSMECClassifier(Estimator):
         self.propensity_b = propensity_b
         self.dense_scale = dense_scale
         self.metric = metric
+        self.best = best
 
     def fit(
         self,

@@ -43,6 +43,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     model_: Model
     calibrate: bool
+    best: bool
     C: float | str
     delta: float | str | None
     metric: str
@@ -77,32 +78,6 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         found, values = self._topk(X, k, allowed)
         return self._as_labels(found), values
-
-    def predict_proba_topk(
-        self, X: RowsLike, k: int = 5, *, allowed: LabelsAllowed | None = None
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-        """Predict the k most probable labels of each row or text.
-
-        Requires ``calibrate=True``. Each label is predicted independently, so probabilities need
-        not sum to 1.
-
-        Parameters
-        ----------
-        X, k, allowed
-            As for `predict_topk`.
-
-        Returns
-        -------
-        labels : ndarray of shape (n_rows, k)
-            As for `predict_topk`, most probable first.
-        probabilities : ndarray of float32, shape (n_rows, k)
-            Their probabilities; 0 at empty places.
-        """
-        rows, how = self._rows(X), self._how(allowed)
-        if self._is_binary():
-            raise DataError("two classes share one score: there is no top k; use predict_proba")
-        found, p = self.model_.predict_proba_topk(rows, k, **how)
-        return self._as_labels(found), p
 
     def decision_function(self, X: RowsLike) -> npt.NDArray[np.float32]:
         """Compute the scores of all labels.
@@ -231,7 +206,9 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _with_params_of(cls, model: Model) -> Any:
         """Return an estimator with the parameters that a model was trained with, if stored."""
         known = dict(model.params)
-        if model.vocabulary is not None:
+        if known.get("best"):
+            del known["positive_weight"]  # it was chosen, and so were the terms of texts
+        elif model.vocabulary is not None:
             known |= asdict(model.vocabulary.params)
         self = cls(**{name: known[name] for name in cls._get_param_names() if name in known})
         self.precision = model.precision
@@ -274,10 +251,10 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``predict_proba(X)`` takes the same rows as `decision_function`, and returns a float32 array
         of shape (n_rows, n_labels). Each label is predicted independently, but the classes of a 1-d
         y sum to 1 in each row. It raises `DataError` if the result does not fit in memory;
-        `predict_proba_topk` needs far less.
+        `predict_topk` needs far less.
         """
         model: Model | None = getattr(self, "model_", None)
-        if not (self.calibrate if model is None else model.calibration is not None):
+        if not (self.calibrate or self.best if model is None else model.calibration is not None):
             name = type(self).__name__
             raise AttributeError(f"predict_proba needs a calibrated model: {name}(calibrate=True)")
         return self._probabilities

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.cpu import thread_count
 from dismec.data.columns import text_column
 from dismec.data.counts import counted
 from dismec.data.mixed import is_parts, mixed_rows
 from dismec.data.targets import Kind, Target
+from dismec.data.training_file import TrainingData
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
@@ -24,6 +27,8 @@ from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
 from dismec.model.rankings import ranked
+from dismec.training.choose_terms import choose_terms
+from dismec.training.params import TrainOptions
 
 _TEXT = tuple(f.name for f in fields(TextParams))
 
@@ -51,6 +56,9 @@ class DiSMECTextClassifier(Estimator):
         Advanced, by keyword only, as for `TrainingParams`.
     dense_scale, metric
         The same.
+    best : bool, default=False
+        Whether to choose everything that pays on held-out texts, as for `TrainingParams`; also the
+        terms, if all parameters that say which terms to use have their defaults.
 
     Attributes
     ----------
@@ -92,6 +100,7 @@ class DiSMECTextClassifier(Estimator):
         n_jobs: int | None = None,
         cluster: Any = None,
         *,
+        prefix: int = 0,
         lowercase: bool = True,
         max_df: float = 1.0,
         max_features: int | None = None,
@@ -105,6 +114,7 @@ class DiSMECTextClassifier(Estimator):
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
         metric: str = "nDCG@5",
+        best: bool = False,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -116,6 +126,7 @@ class DiSMECTextClassifier(Estimator):
         self.class_weight = class_weight
         self.n_jobs = n_jobs
         self.cluster = cluster
+        self.prefix = prefix
         self.lowercase = lowercase
         self.max_df = max_df
         self.max_features = max_features
@@ -129,6 +140,7 @@ class DiSMECTextClassifier(Estimator):
         self.propensity_b = propensity_b
         self.dense_scale = dense_scale
         self.metric = metric
+        self.best = best
 
     def fit(
         self,
@@ -183,26 +195,33 @@ class DiSMECTextClassifier(Estimator):
         if not rows or not target.Y.nnz:
             raise DataError("no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
-        builder = VocabularyBuilder(
-            TextParams(**{name: getattr(self, name) for name in _TEXT}), threads=self._threads()
-        )
-        builder.add(rows)
-        vocabulary = builder.finish()
-        judge = None
-        if validation is not None:
-            judge = self._aligned(vocabulary, *validation, target.classes)
-        found = self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
-        self._fit(
-            found,
-            target.Y,
-            self._params(tfidf=True),
-            target.classes,
-            exclusive=target.kind == "classes",
-            names=names,
-            validation=judge,
-            weights=weights,
-            vocabulary=vocabulary,
-        )
+        params = self._params(tfidf=True)
+
+        @contextmanager
+        def read(terms: TextParams) -> Iterator[tuple[TrainingData, TrainOptions]]:
+            builder = VocabularyBuilder(terms, threads=self._threads())
+            builder.add(rows)
+            vocabulary = builder.finish()
+            judge = validation and self._aligned(vocabulary, *validation, target.classes)
+            found = self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+            data = TrainingData(found, target.Y, weights, names=names)
+            yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
+
+        text = TextParams(**{name: getattr(self, name) for name in _TEXT})
+        if self.best and text == TextParams():
+            text, _ = choose_terms(read, thread_count(self._threads()))
+        with read(text) as (data, options):
+            self._fit(
+                data.X,
+                target.Y,
+                params,
+                target.classes,
+                exclusive=target.kind == "classes",
+                names=names,
+                validation=options.validation,
+                weights=weights,
+                vocabulary=options.vocabulary,
+            )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__
         return self

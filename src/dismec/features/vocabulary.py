@@ -7,7 +7,8 @@ than 255 bytes are skipped. Character classes and lowercase mappings come from t
 package, not from Python's, so a vocabulary finds the same features in a text wherever it is used.
 
 A term is one or more consecutive words, joined by single spaces, or "#" followed by consecutive
-characters of one word that is padded with a space on both sides.
+characters of one word that is padded with a space on both sides. The prefix of a word begins with
+the space before it.
 """
 
 from __future__ import annotations
@@ -68,12 +69,15 @@ class TextParams:
     Attributes
     ----------
     word_ngrams : tuple of int, default=(1, 1)
-        Minimum and maximum number of words in a term; (0, 0) for no such terms. Pairs of words make
-        a model several times as large, and seldom a better one (``benchmarks/text.py``).
+        Minimum and maximum number of words in a term; (0, 0) for no such terms. Pairs of words help
+        with short texts if there are many, and make a model several times as large.
     char_ngrams : tuple of int, default=(0, 0)
         Minimum and maximum number of characters in a character n-gram, counting the space before
         and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) in addition
         to words helps with short texts, at several times the size.
+    prefix : int, default=0
+        Number of characters at the beginning of a longer word that are a term, too; 0 for none. 5
+        relates the forms of a word, at a fraction of the cost of character n-grams.
     lowercase : bool, default=True
         Whether words are converted to lower case.
     min_df : int, default=1
@@ -101,6 +105,7 @@ class TextParams:
 
     word_ngrams: tuple[int, int] = (1, 1)
     char_ngrams: tuple[int, int] = (0, 0)
+    prefix: int = 0
     lowercase: bool = True
     min_df: int = 1
     max_df: float = 1.0
@@ -110,7 +115,8 @@ class TextParams:
     def __post_init__(self) -> None:
         for name in ("word_ngrams", "char_ngrams"):
             object.__setattr__(self, name, _lengths(name, getattr(self, name)))
-        if self.word_ngrams == self.char_ngrams == (0, 0):
+        object.__setattr__(self, "prefix", _prefix(self.prefix))
+        if self.word_ngrams == self.char_ngrams == (0, 0) and not self.prefix:
             raise ValueError("word_ngrams and char_ngrams are both off: there would be no terms")
         for name in ("lowercase", "sublinear"):
             if not isinstance(getattr(self, name), bool | np.bool_):
@@ -325,6 +331,16 @@ def _lengths(name: str, value: Any) -> tuple[int, int]:
     return least, greatest
 
 
+def _prefix(value: Any) -> int:
+    try:
+        length = operator.index(value)
+    except TypeError:
+        length = -1
+    if isinstance(value, bool) or not 0 <= length <= kernels.longest_gram:
+        raise ValueError(f"prefix is {value!r}; expected 0 to {kernels.longest_gram} characters")
+    return length
+
+
 def _positive(name: str, value: Any) -> int:
     try:
         number = 0 if isinstance(value, bool) else operator.index(value)
@@ -335,8 +351,8 @@ def _positive(name: str, value: Any) -> int:
     return number
 
 
-def _rules(params: TextParams) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    return params.word_ngrams, params.char_ngrams, params.lowercase
+def _rules(params: TextParams) -> tuple[tuple[int, int], tuple[int, int], int, bool]:
+    return params.word_ngrams, params.char_ngrams, params.prefix, params.lowercase
 
 
 def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.int64]]:

@@ -386,28 +386,6 @@ class Model:
         n_rows = rows.shape[0] if hasattr(rows, "shape") else len(rows)
         return rows, *self._rankings.among(chosen, n_rows)
 
-    def predict_proba_topk(
-        self,
-        X: RowsLike,
-        k: int = 5,
-        *,
-        allowed: LabelsAllowed | None = None,
-        threads: int | None = None,
-    ) -> tuple[Labels, Scores]:
-        """Predict the k most probable labels: `predict_topk` with ``rank="probability"``.
-
-        Parameters
-        ----------
-        X, k, allowed, threads
-            As for `predict_topk`.
-
-        Returns
-        -------
-        labels, probabilities : ndarrays of shape (n_rows, k)
-            As for `predict_topk`.
-        """
-        return self.predict_topk(X, k, rank="probability", allowed=allowed, threads=threads)
-
     def predict(
         self, X: RowsLike, *, allowed: LabelsAllowed | None = None, threads: int | None = None
     ) -> list[tuple[str | int, ...]]:

@@ -1,10 +1,13 @@
-"""Choose the C that ranks the labels of held-out rows best.
+"""Choose the C that ranks the labels of held-out rows best, and the weight of positive rows.
 
 Three neighboring powers of two are tried. The result is the peak of the parabola through them over
 log C. If it is more than half a step outside of them, they move towards it.
 
+With ``best=True``, the losses of positive rows are then doubled, with a smaller C, as long as that
+ranks better.
+
 Of many labels, a sample is tried. A label's rank among 1 in n labels is about an n-th of its rank
-among all, so the depth of the metric is divided by n, too.
+among all, so the depth of the metric is divided by n, too, and rounded up.
 """
 
 from __future__ import annotations
@@ -22,19 +25,22 @@ from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.measure.metrics import Truth, paired_margin
 from dismec.training.execute import Executor, Store, run_in_memory
-from dismec.training.held_out import Validation, only_labels, sampled
 from dismec.training.job import Job
-from dismec.training.params import KINDS, LOOSE, Progress, share_of
+from dismec.training.params import KINDS, LOOSE, Progress, plain, share_of
 from dismec.training.resume import known_C
+from dismec.training.split import Validation, only_labels, sampled
 
 _START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
 _BEYOND = 1.5  # steps from the middle value to which the parabola is trusted
 _BEND = 0.1  # points by which it is bent more: if all are equally good, chance should not decide
 _DEPTHS = (1, 3, 5)
 _LEAST_LABELS, _MOST_EVERY = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
+_MOST_EVERY_BEST = 4  # with ``best=True``
+_HEAVIEST = 8.0  # the largest weight of positive rows that is tried
+_LIGHTER = 0.7  # C is divided by the weight to this power
 _USUAL_TRIALS = 3
 Row = dict[str, float]
-Floats = npt.NDArray[np.float64]
+Found = Mapping[str, npt.NDArray[Any]]  # metrics, and what each row contributes to them
 
 
 class ChoiceOfC(NamedTuple):
@@ -54,7 +60,7 @@ class ChoiceOfC(NamedTuple):
         every = sample_of(job)
         if every > 1:
             kind, _, k = metric.partition("@")
-            how |= {"judged_by": f"{kind}@{max(1, round(int(k) / every))}", "label_share": every}
+            how |= {"judged_by": f"{kind}@{-(-int(k) // every)}", "label_share": every}
         return job.with_facts(C_auto=how | self.validation.fields)
 
     def run(self, job: Job, store: Store) -> Job:
@@ -67,7 +73,11 @@ class ChoiceOfC(NamedTuple):
             return known
         store.record(job)
         trials = Trials.prepare(job, self.validation, store, share_of(progress, 0, share, n_labels))
-        chosen = job.with_C(peak(trials.quality_at), trials.table)
+        C = peak(trials.quality_at)
+        weight = job.params.positive_weight
+        if job.params.best and weight == 1 and job.params.weighting is None:
+            C, weight = _weighed(trials, C)
+        chosen = job.with_C(C, weight, trials.table)
         store.record(chosen)
         return chosen
 
@@ -75,7 +85,8 @@ class ChoiceOfC(NamedTuple):
 def sample_of(job: Job) -> int:
     """Return n for a sample of 1 in n labels."""
     occurring = int(np.count_nonzero(job.parts.labels.counts))
-    return max(1, min(_MOST_EVERY, occurring // _LEAST_LABELS))
+    most = _MOST_EVERY_BEST if job.params.best else _MOST_EVERY
+    return max(1, min(most, occurring // _LEAST_LABELS))
 
 
 def peak(quality_at: Callable[[float], float]) -> float:
@@ -101,6 +112,19 @@ def peak(quality_at: Callable[[float], float]) -> float:
     return float(f"{_START * _FACTOR**top:.2g}")
 
 
+def _weighed(trials: Trials, C: float) -> tuple[float, float]:
+    """Return C and the weight of positive rows that rank best."""
+    best, weight = (C, 1.0), 2.0
+    trials.quality_at(*best)
+    while weight <= _HEAVIEST:
+        heavier = float(f"{C / weight**_LIGHTER:.2g}"), weight
+        gain = trials.quality_at(*heavier) - trials.quality_at(*best)
+        if gain <= trials.margin(best, heavier) / 2:
+            break
+        best, weight = heavier, 2 * weight
+    return best
+
+
 @dataclass(frozen=True, eq=False)
 class Trials:
     """Trainings of a sample of the labels, judged on rows that they do not see."""
@@ -111,7 +135,7 @@ class Trials:
     store: Store
     progress: Progress | None
     metric: str  # to judge by
-    _found: dict[float, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
+    found: dict[tuple[float, float], Found] = field(default_factory=dict)
 
     @classmethod
     def prepare(
@@ -125,40 +149,42 @@ class Trials:
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
         return cls(data, judge, job, store, progress, how.get("judged_by", how["metric"]))
 
-    def quality_at(self, C: float) -> float:
-        """Return the metric to judge by at this C."""
-        name = f"C-{C:g}"
-        self._found[C] = self.store.found(name, self.job, partial(self._try, name, C))
-        return float(self._found[C][self.metric])
+    def quality_at(self, C: float, weight: float | None = None) -> float:
+        """Return the metric to judge by at this C, and this weight of positive rows."""
+        key = C, self.job.params.positive_weight if weight is None else weight
+        if key not in self.found:
+            name = f"C-{key[0]:g}-{key[1]:g}"
+            self.found[key] = self.store.found(name, self.job, partial(self._try, name, *key))
+        return float(self.found[key][self.metric])
+
+    def margin(self, one: tuple[float, float], other: tuple[float, float]) -> float:
+        """Return half of the 95 % interval of the difference of two trials, in points."""
+        return difference_margin(self.found[one], self.found[other], self.judge.weights)
 
     @property
     def table(self) -> list[Row]:
-        """The metrics at each C that was tried, and how sure their differences are."""
-        best = max(self._found.values(), key=lambda found: float(found[self.metric]))
-
-        def margin(found: Mapping[str, Floats]) -> float:
-            """Return half of the 95 % interval of the difference from the best C, in points."""
-            differences = best["reached"] - found["reached"]
-            return paired_margin(differences, best["attainable"], self.judge.weights)
-
+        """The metrics of each trial, and how sure their differences from the best are."""
+        best = max(self.found, key=lambda key: float(self.found[key][self.metric]))
         return [
             {
-                "C": C,
+                "C": key[0],
+                **({"positive_weight": key[1]} if self.job.params.best else {}),
                 **{k: round(float(v), 4) for k, v in found.items() if k.partition("@")[0] in KINDS},
-                "margin": round(margin(found), 4),
+                "margin": round(self.margin(best, key), 4),
                 "weights": int(found["weights"]),
                 "seconds": round(float(found["seconds"]), 3),
             }
-            for C, found in sorted(self._found.items())
+            for key, found in sorted(self.found.items(), key=lambda item: (item[0][1], item[0][0]))
         ]
 
-    def _try(self, name: str, C: float) -> dict[str, npt.NDArray[Any]]:
-        """Train at one C, and return the metrics and what each row contributes to them."""
-        begin, number, judge = perf_counter(), len(self._found), self.judge
+    def _try(self, name: str, C: float, weight: float) -> dict[str, npt.NDArray[Any]]:
+        """Train once, and return the metrics and what each row contributes to them."""
+        begin, number, judge = perf_counter(), len(self.found), self.judge
         n_labels, threads = self.job.problem.n_labels, self.store.threads
         begin_at, end_at = (1 - (1 - 1 / _USUAL_TRIALS) ** n for n in (number, number + 1))
         progress = share_of(self.progress, begin_at, end_at, n_labels)
-        job = self.job.stage(name, self.data, self.job.params.plain(LOOSE, C=C))
+        params = plain(self.job.params, LOOSE, C=C, positive_weight=weight)
+        job = self.job.stage(name, self.data, params)
         model = run_in_memory(job, Executor(threads), progress)
         depths = self._depths
         top, _ = model.predict_topk(judge.X, max(depths), threads=threads)
@@ -172,3 +198,8 @@ class Trials:
     def _depths(self) -> list[int]:
         k = int(self.metric.partition("@")[2])
         return [k] if self.metric != self.job.params.metric else sorted({*_DEPTHS, k})
+
+
+def difference_margin(one: Found, other: Found, weights: Any) -> float:
+    """Return half of the 95 % interval of the difference of two trials, in points."""
+    return paired_margin(one["reached"] - other["reached"], one["attainable"], weights)

@@ -155,9 +155,11 @@ class Job:
         manifest = replace(self.manifest, params=self.manifest.params | facts)
         return replace(self, manifest=manifest)
 
-    def with_C(self, C: float, table: Any) -> Job:
-        """Return the job with a chosen C, recording the table of the values that were tried."""
-        return replace(self, params=replace(self.params, C=C)).with_facts(C=C, C_table=table)
+    def with_C(self, C: float, positive_weight: float, table: Any) -> Job:
+        """Return the job with a chosen C and weight, recording the table of what was tried."""
+        params = replace(self.params, C=C, positive_weight=positive_weight)
+        facts = {"C": C, "positive_weight": positive_weight, "C_table": table}
+        return replace(self, params=params).with_facts(**facts)
 
     def with_delta(self, delta: float, effect: Any) -> Job:
         """Return the job with a chosen delta, recording its effect on P@k."""
@@ -199,11 +201,12 @@ def _describe(
     params = {k: v for k, v in asdict(options.params).items() if k not in _CHOOSING_C}
     if not transform.dense:
         del params["dense_scale"]
+    terms = {"terms_table": list(options.terms_table)} if options.terms_table else {}
     manifest = Manifest(
         n_rows=problem.n_rows,
         n_features=problem.n_features,
         n_labels=problem.n_labels,
-        params=params | _weights_in_manifest(data),
+        params=params | _weights_in_manifest(data) | terms,
         transform=transform.to_dict(),
         data=identity,
         dismec=version("dismec"),

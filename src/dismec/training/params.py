@@ -94,6 +94,9 @@ class TrainingParams:
         The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
     metric : str, default="nDCG@5"
         The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+    best : bool, default=False
+        Whether to choose everything that pays on held-out rows (``docs/howto/best.md``): C, the
+        weight of positive rows, refining, and the terms of texts. The model is calibrated.
 
     Raises
     ------
@@ -140,6 +143,7 @@ class TrainingParams:
     dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
     penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
     metric: str = _param("nDCG@5", "Metric for --C auto: P@k, nDCG@k or PSP@k.")
+    best: bool = _param(False, "Choose all that makes the model more accurate; takes longer.")
 
     def __post_init__(self) -> None:
         if self.delta is None:
@@ -157,6 +161,8 @@ class TrainingParams:
                 expected = 'a number or "auto"' if name in ("C", "delta") else "a number"
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
         solver = self.solver  # checks its own parameters
+        if self.best and self.penalty == "l1":
+            raise ValueError("best is not supported with penalty='l1'")
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}; expected at least 1")
         precisions = self.__dataclass_fields__["precision"].metadata["choices"]
@@ -180,6 +186,11 @@ class TrainingParams:
             raise ValueError(f"delta is {self.delta}; expected a number up to {_HUGE:.1e}")
 
     @property
+    def expanded(self) -> TrainingParams:
+        """The same parameters, with those that `best` stands for."""
+        return replace(self, C=AUTO, calibrate=True, refine=True) if self.best else self
+
+    @property
     def chooses_C(self) -> bool:
         """Whether `C` is "auto"."""
         return isinstance(self.C, str)
@@ -188,11 +199,6 @@ class TrainingParams:
     def chooses_delta(self) -> bool:
         """Whether `delta` is "auto"."""
         return isinstance(self.delta, str) and self.delta == AUTO
-
-    def plain(self, tol: float = 0.0, **values: Any) -> TrainingParams:
-        """Return the parameters of a stage: nothing else is learned; `tol` is at least this."""
-        values |= {"delta": self.solver.delta, "calibrate": False, "refine": False}
-        return replace(self, tol=max(self.tol, tol), **values)
 
     @property
     def holds_out(self) -> bool:
@@ -216,6 +222,12 @@ class TrainingParams:
         return SolverParams(C, delta, self.tol, self.penalty, weighting)
 
 
+def plain(params: TrainingParams, tol: float = 0.0, **values: Any) -> TrainingParams:
+    """Return the parameters of a stage: nothing else is learned, and `tol` is at least this."""
+    values |= {"delta": params.solver.delta, "calibrate": False, "refine": False, "best": False}
+    return replace(params, tol=max(params.tol, tol), **values)
+
+
 def _check_C(C: float) -> None:
     if not _TINY <= C <= _HUGE:
         raise ValueError(f"C is {C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
@@ -236,6 +248,7 @@ class TrainOptions:
     vocabulary: Vocabulary | None = None
     columns: Mapping[str, str] | None = None  # of text files, for later commands to use
     examples: tuple[str, ...] = ()  # texts stored in the model
+    terms_table: tuple[Mapping[str, Any], ...] = ()  # how the terms of texts were chosen
     threads: int | None = None
     overwrite: bool = False
     progress: Progress | None = None
@@ -265,20 +278,6 @@ def report(progress: Progress | None, done: int, total: int, share: float) -> No
         progress(done, total)
 
 
-def part_of(
-    progress: Progress | None,
-    before: int,
-    total: int,
-    shares: tuple[float, float] | None = None,
-) -> Progress | None:
-    """Return the callback for one of several rounds, after `before` of `total` labels.
-
-    `shares` are the shares of the work done when the round begins and ends. By default they are
-    computed from the numbers of labels.
-    """
-    return progress and _Part(progress, before, total, shares)
-
-
 def share_of(progress: Progress | None, begin: float, end: float, n_labels: int) -> Progress | None:
     """Return the callback for a stage that covers the work between two shares.
 
@@ -297,16 +296,3 @@ class _Share(WorkProgress):
     def update(self, done: int, total: int, share: float) -> None:
         at = self.begin + share * (self.end - self.begin)
         report(self.whole, int(at * self.n_labels), self.n_labels, at)
-
-
-@dataclass(frozen=True)
-class _Part(WorkProgress):
-    whole: Progress
-    before: int
-    total: int
-    shares: tuple[float, float] | None
-
-    def update(self, done: int, total: int, share: float) -> None:
-        all_labels = max(self.total, 1)
-        begin, end = self.shares or (self.before / all_labels, (self.before + total) / all_labels)
-        report(self.whole, self.before + done, self.total, begin + share * (end - begin))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from dismec.cpu import kernels
 from dismec.data.files import sync_directory, whole_file
 from dismec.data.matrices import check_rows, csr_on
-from dismec.data.mixed import MixedRows
+from dismec.data.mixed import MixedRows, sparse_part
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -37,9 +37,9 @@ from dismec.solve.problem import Problem
 from dismec.training import resume
 from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
-from dismec.training.held_out import held_out, only_columns, only_known, sampled
 from dismec.training.job import Job
-from dismec.training.params import LOOSE, Progress, TrainingParams, share_of
+from dismec.training.params import LOOSE, Progress, TrainingParams, plain, share_of
+from dismec.training.split import held_out, only_columns, only_known, sampled
 
 _log = logging.getLogger("dismec")
 
@@ -148,9 +148,9 @@ class _Steps:
 
         The rows of either kind are copied, dense features included, only while they are needed.
         """
-        job = self.job.stage(name, data.at(others), self.job.params.plain(LOOSE))
+        job = self.job.stage(name, data.at(others), plain(self.job.params, LOOSE))
         model = self.store.train(name, job, progress)
-        known = _sparse(job.data.X) if self.job.parts.vocabulary else None
+        known = sparse_part(job.data.X) if self.job.parts.vocabulary else None
         del job
         new = data.X[rows]
         if known is not None:
@@ -164,7 +164,7 @@ class _Steps:
         own = replace(self.job.transform, bias=0.0, dense=0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
         columns = label_columns(informing)
-        X = _sparse(self.job.data.X)
+        X = sparse_part(self.job.data.X)
         everything = rows is None
         rows = np.arange(X.shape[0]) if rows is None else rows
         # Filled chunk by chunk, so that memory holds only X, the result and one chunk.
@@ -221,10 +221,10 @@ class _Steps:
         others = np.delete(np.arange(job.problem.n_rows), held)
         Y, share = sampled(job.data.Y, counts)
         data = replace(job.data, Y=Y)
-        plain = job.params.plain()  # its calibration counts if refining is rejected
+        without = plain(job.params)  # its calibration counts if refining is rejected
         stages: dict[str, tuple[TrainingParams, Transform | None]] = {
-            "plain": (plain, None),
-            "wide": (replace(plain, normalize=False, tfidf=False), self._wide_transform),
+            "plain": (without, None),
+            "wide": (replace(without, normalize=False, tfidf=False), self._wide_transform),
         }
 
         def rows_of(name: str, rows: npt.NDArray[np.int64]) -> TrainingData:
@@ -266,7 +266,7 @@ class _Steps:
         """Train the first stage."""
         data = replace(self.job.data, Y=self._informing_Y(), names=None, source=None, hashed=None)
         return self.store.train(
-            "first", self.job.stage("first", data, self.job.params.plain()), progress
+            "first", self.job.stage("first", data, plain(self.job.params)), progress
         )
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
@@ -291,11 +291,6 @@ class _Steps:
             manifest=manifest,
             informed=informed,
         )
-
-
-def _sparse(X: Any) -> Any:
-    """Return the sparse features of rows."""
-    return X.sparse if isinstance(X, MixedRows) else X
 
 
 class _Likely(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import ModelError
+from dismec.features.vocabulary import TextParams
 from dismec.model import weight_files
 from dismec.model.directory import (
     check_place,
@@ -38,6 +39,7 @@ _log = logging.getLogger("dismec")
 
 _NOT_COMPARED = (
     "C_table",
+    "terms_table",
     "delta_effect",
     "refine_effect",
     "block_size",
@@ -129,14 +131,26 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     return manifest, held
 
 
+def earlier_terms(directory: Path) -> tuple[TextParams, tuple[dict[str, Any], ...]] | None:
+    """Return the terms of texts that an unfinished run has chosen, and how, if there is one."""
+    if not holds_model(directory):
+        return None
+    manifest = read_manifest(directory)
+    table = manifest.params.get("terms_table")
+    if manifest.text is None or not isinstance(table, list):
+        return None
+    return TextParams.from_dict(manifest.text), tuple(table)
+
+
 def known_C(job: Job, earlier: Manifest) -> Job | None:
     """Return the job with the C that an earlier run chose, or None."""
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
     if table is None:
         return None
-    if not isinstance(C, float) or C <= 0 or not isinstance(table, list):
+    weight = earlier.params.get("positive_weight")
+    if not (isinstance(C, float) and isinstance(weight, float) and isinstance(table, list)):
         raise ModelError(f"the unfinished model's C, {C!r}, is not a chosen one")
-    return job.with_C(C, table)
+    return job.with_C(C, weight, table)
 
 
 def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
@@ -206,6 +220,8 @@ def _requested(manifest: Manifest) -> dict[str, Any]:
     for key in _CHOSEN:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")
+    if params.get("best"):
+        del params["positive_weight"]  # it is chosen, too
     return params
 
 

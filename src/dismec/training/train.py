@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,7 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.training import resume
 from dismec.training.choose_c import ChoiceOfC
+from dismec.training.choose_terms import refines, texts_with_best_terms
 from dismec.training.execute import (
     Executor,
     Store,
@@ -45,11 +47,11 @@ from dismec.training.execute import (
     run_in_memory,
     run_into,
 )
-from dismec.training.held_out import Trial, Validation
+from dismec.training.held_out import Trial
 from dismec.training.job import Job
 from dismec.training.params import Progress, TrainingParams, TrainOptions
 from dismec.training.refine import Refining
-from dismec.training.texts import texts_read
+from dismec.training.split import Validation
 
 if TYPE_CHECKING:
     from dismec.data.text_format import TextFormat
@@ -78,6 +80,10 @@ def train_on(data: TrainingData, options: TrainOptions) -> Model:
     the cluster cannot be used.
     """
     threads = thread_count(options.threads)
+    params = options.params.expanded
+    if params.best and not refines(options.terms_table):
+        params = replace(params, refine=False)
+    options = replace(options, params=params)
     with on_workers(data, options, threads) as (data, options):
         job = Job.prepare(data, options)
         stages = _stages(job, options.validation)
@@ -197,8 +203,8 @@ def train(
         Whether to overwrite a model in the directory. A finished model remains usable until the new
         one is finished, and is then replaced in one step.
     progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``. A label counts once for
-        each training: twice if rows are held out, and once more for each C that is tried.
+        Called periodically as ``progress(labels_done, labels_total)``. If other things are learned
+        first, `labels_done` is the share of all work that is done, times the number of labels.
     cluster : Dask client or str, default=None
         Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
@@ -378,7 +384,7 @@ def train_text(
         progress=progress,
         cluster=cluster,
     )
-    with texts_read(
+    with texts_with_best_terms(
         source,
         options,
         text,

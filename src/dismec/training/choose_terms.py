@@ -1,0 +1,140 @@
+"""Choose which terms of texts are features: those that rank the labels of held-out texts best.
+
+Words are tried first, at several C. At the best of these, more terms are added one kind at a time.
+They make training slower, so they are kept only if the held-out texts are ranked better by more
+than half of the 95 % interval's half-width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from shutil import rmtree
+from typing import Any
+
+from dismec.cpu import thread_count
+from dismec.data.corpus import Texts
+from dismec.data.mixed import sparse_part
+from dismec.data.text_format import TextFormat
+from dismec.data.training_file import TrainingData
+from dismec.features.text_rows import Log
+from dismec.features.vocabulary import TextParams
+from dismec.model.manifest import STAGE
+from dismec.training.choose_c import ChoiceOfC, Found, Trials, difference_margin, peak
+from dismec.training.execute import Executor, Store
+from dismec.training.job import Job
+from dismec.training.params import TrainOptions
+from dismec.training.resume import check_output, earlier_terms
+from dismec.training.split import Validation
+from dismec.training.texts import texts_read
+
+WORDS = "words"
+_MORE: dict[str, dict[str, Any]] = {
+    "prefixes": {"prefix": 5},
+    "pairs of words": {"word_ngrams": (1, 2), "min_df": 2},
+    "character n-grams": {"char_ngrams": (3, 5), "min_df": 2, "prefix": 0},
+}
+# If all rows have more than _MANY entries, what would make training slow is not tried: terms that
+# make the entries so many times as many as those of words, and refining.
+_MANY, _MOST_TIMES, _MOST_TIMES_REFINED = 10_000_000, 4.0, 1.5
+
+# The parameters of `texts_read` that change which rows there are.
+_ROWS = ("fmt", "validation", "weights", "dense", "validation_dense")
+
+Rows = AbstractContextManager[tuple[TrainingData, TrainOptions]]
+Row = dict[str, Any]
+
+
+@contextmanager
+def texts_with_best_terms(
+    source: Any,
+    options: TrainOptions,
+    text: TextParams | None = None,
+    *,
+    fmt: TextFormat | None = None,
+    log: Log | None = None,
+    dense_only: bool = False,
+    **more: Any,
+) -> Iterator[tuple[TrainingData, TrainOptions]]:
+    """Like `texts_read`; with ``best=True`` and without `text`, the terms are chosen."""
+    how = {"fmt": fmt, **more}
+    source, directory = Texts.of(source, fmt), options.path
+    if text is None and options.params.best and not dense_only:
+        if directory:
+            check_output(directory, options.overwrite)
+        earlier = None if directory is None or options.overwrite else earlier_terms(directory)
+        folder = directory and directory / f"{STAGE}terms"
+        trial, kinds = replace(options, path=folder), {k: v for k, v in how.items() if k in _ROWS}
+        try:
+            text, table = earlier or choose_terms(
+                lambda terms: texts_read(source, trial, terms, **kinds),
+                thread_count(options.threads),
+                log,
+            )
+        finally:
+            if folder:
+                rmtree(folder, ignore_errors=True)
+        options = replace(options, terms_table=table)
+    with texts_read(source, options, text, log=log, dense_only=dense_only, **how) as found:
+        yield found
+
+
+def choose_terms(
+    read: Callable[[TextParams], Rows], threads: int, log: Log | None = None
+) -> tuple[TextParams, tuple[Row, ...]]:
+    """Return the best terms, and a row of results for each kind; `read` gives the rows of terms.
+
+    The rows say what was gained over the terms before, in points of a metric, with half of the 95 %
+    interval, and the seconds that it took to find out.
+    """
+    trial = _Trial(threads)
+    text = TextParams()
+    with read(text) as (data, options):
+        best = trial.of(data, options)
+    words = trial.n_entries
+    table: list[Row] = [{"terms": WORDS, "entries": words, "seconds": trial.seconds, "used": True}]
+    for name, more in _MORE.items():
+        if log:
+            log(f"trying {name} as features")
+        with read(replace(text, **more)) as (data, options):
+            row: Row = {"terms": name, "entries": int(sparse_part(data.X).nnz), "used": False}
+            table.append(row)
+            if row["entries"] > max(_MOST_TIMES * words, _MANY):
+                continue
+            found = trial.of(data, options)
+        gain = float(found[trial.metric]) - float(best[trial.metric])
+        margin = difference_margin(found, best, trial.weights)
+        row |= {"metric": trial.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
+        row |= {"seconds": trial.seconds, "used": gain > margin / 2}
+        if row["used"]:
+            text, best = replace(text, **more), found
+    return text, tuple(table)
+
+
+def refines(table: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether refining is tried with the terms that were chosen."""
+    entries = [row["entries"] for row in table if row["used"]] or [0]
+    return bool(entries[-1] <= max(_MOST_TIMES_REFINED * entries[0], _MANY))
+
+
+class _Trial:
+    """A training of a sample of the labels, at the C that is best with the first rows."""
+
+    def __init__(self, threads: int) -> None:
+        self._store = Store(None, Executor(threads), None, None)
+        self._C: float | None = None
+        self.n_entries = 0  # in the first rows
+
+    def of(self, data: TrainingData, options: TrainOptions) -> Found:
+        """Return what the trial found with these rows."""
+        job = Job.prepare(data, options)
+        validation = Validation.prepare(job, options.validation)
+        job = ChoiceOfC(validation).stated(job)
+        trials = Trials.prepare(job, validation, self._store, None)
+        if self._C is None:
+            self._C, self.n_entries = peak(trials.quality_at), sparse_part(job.data.X).nnz
+        trials.quality_at(self._C)
+        self.metric, self.weights = trials.metric, trials.judge.weights
+        self.seconds = round(sum(float(found["seconds"]) for found in trials.found.values()), 1)
+        return trials.found[self._C, job.params.positive_weight]
