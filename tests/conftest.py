@@ -25,6 +25,7 @@ from dismec import TrainingParams, evaluate, load_data, train, train_text
 from dismec.cli import main
 from dismec.features.transform import Transform
 from dismec.model.manifest import Journal
+from dismec.model.model import Model
 
 # No deadline: how long an example takes depends on the machine. "few" is for wheels and emulation.
 settings.register_profile("default", deadline=None)
@@ -230,6 +231,12 @@ def tune_text(source, path, metric="nDCG@5", **how):
     """Train on texts with the C that is best on held-out ones."""
     params = TrainingParams(C="auto", metric=metric, tfidf=True)
     return Tuned(train_text(source, path, params, **how))
+
+
+def with_calibration(model, calibration):
+    """Return the same model with another calibration."""
+    parts = replace(model.parts, calibration=calibration)
+    return Model.from_shards(model.manifest, model.transform, parts, model.shards)
 
 
 def train_unfinished(*args, **kwargs):

@@ -115,6 +115,7 @@ class Quality:
 
     def __init__(self, best_weight):
         self.best_weight, self.tried = best_weight, []
+        self.found = {(0.25, 1.0): {}, (0.5, 1.0): {}}
 
     def quality_at(self, C, weight):
         self.tried.append((C, weight))

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 from click.testing import CliRunner
 
-from conftest import LABELS, random_problem, related, weight_files, write_texts
+from conftest import LABELS, random_problem, related, weight_files, with_calibration, write_texts
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -130,7 +130,7 @@ def test_labels_that_share_weights_keep_their_curve_without_the_first_of_them(ro
     odd = model.calibration
     slopes = odd.slopes.copy()
     slopes[20] = 2 * slopes[20]
-    model = model.calibrated(replace(odd, slopes=slopes))
+    model = with_calibration(model, replace(odd, slopes=slopes))
     assert model.first_labels[30] == 20
     mine = model.subset([30]).predict_proba(rows)[:, 0]
     np.testing.assert_array_equal(mine, model.predict_proba(rows)[:, 30])

@@ -294,7 +294,7 @@ def test_C_is_not_chosen_if_the_weights_are_out_of_range(tmp_path, problem_data)
 def test_a_tuned_model_is_the_one_of_its_C_and_rows_held_out_count_by_weight(tmp_path):
     X, Y = random_problem(rows=400, labels=30)
     v = some_weights(400)
-    found = tune(X, Y, tmp_path / "tuned", weights=v)
+    found = tune(X, Y, tmp_path / "tuned", metric="P@1", weights=v)
     train(X, Y, tmp_path / "plain", TrainingParams(C=found.C), weights=v)
     assert weight_files(tmp_path / "tuned") == weight_files(tmp_path / "plain")
     held = np.sort(np.random.default_rng(0).choice(400, 40, replace=False))

@@ -358,35 +358,28 @@ def _text_params(of_texts: dict[str, Any], data: DataFile, dense_only: bool) -> 
 
 
 def _print_chosen_C(model: Model) -> None:
-    """Print the results for each C, which were asked for."""
+    """Print the results of each trial."""
     from dismec.model.provenance import sentence
 
     C, how, table = (model.params[key] for key in ("C", "C_auto", "C_table"))
-    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # fits a terminal; JSON has all
-    judged_by = how.get("judged_by", how["metric"])
-    metrics = [name for name in usual if name in table[0] and name != judged_by] + [judged_by]
+    metric = how.get("judged_by", how["metric"])
     weights = ["positives"] if "positive_weight" in table[0] else []
+    top = max(row[metric] for row in table)
     rows = [
         [
             f"{row['C']:g}",
             *(f"× {row['positive_weight']:g}" for _ in weights),
-            *(f"{row[name]:.2f}" for name in metrics),
+            f"{row[metric]:.2f}",
+            f"{row[metric] - top:+.2f} ± {row['margin']:.2f}",
             f"{row['weights']:,}",
             f"{row['seconds']:.1f}",
         ]
         for row in table
     ]
-    top = max(row[judged_by] for row in table)
-    best = [row[judged_by] for row in table].index(top)
-    print_table(["C", *weights, *metrics, "weights", "seconds"], rows, left=0, best=best)
-    near = [
-        shown[0]
-        for shown, row in zip(rows, table, strict=True)
-        if top - row[judged_by] <= row["margin"]
-    ]
-    sure = f"; these rows cannot distinguish {' and '.join(near)}" if len(near) > 1 else ""
+    columns = ["C", *weights, metric, "to the best", "weights", "seconds"]
+    print_table(columns, rows, left=0, best=[row[metric] for row in table].index(top))
     heavier = f" and positives × {model.params['positive_weight']:g}" if weights else ""
-    click.echo(f"C {C:g}{heavier}, chosen {sentence('C_auto', how)}{sure}")
+    click.echo(f"C {C:g}{heavier}, chosen {sentence('C_auto', how)}")
 
 
 def _print_learned(model: Model, params: TrainingParams) -> None:
@@ -401,24 +394,22 @@ def _print_learned(model: Model, params: TrainingParams) -> None:
             f"{described['delta_effect']}",
             err=True,
         )
-    if params.best and not model.params["refine"]:
-        click.echo("refining: not tried, because it would be slow with these terms", err=True)
-    if params.refine and model.params["refine"]:
+    if params.refine:
         helped = "refined" if model.manifest.refined else "not refined"
-        click.echo(f"{helped}: {described['refine_effect']}", err=True)
+        slow = "not tried, because it would be slow with these terms"
+        click.echo(f"{helped}: {described.get('refine_effect', slow)}", err=True)
     if params.calibrate:
         click.echo(f"probabilities learned {described['calibrated']}", err=True)
 
 
 def _outcome(row: dict[str, Any]) -> str:
     """Describe what terms of texts that were tried gained and cost."""
-    used = "used" if row["used"] else "not used"
     if "seconds" not in row:
-        return f"not tried, because training would be slow with {row['entries']:,} entries"
+        return f"not tried, because training would be slow with about {row['entries']:,} entries"
+    tried = f"{'used' if row['used'] else 'not used'}, tried in {row['seconds']:.1f} s"
     if "gain" not in row:
-        return f"{used}, tried in {row['seconds']:.1f} s"
-    gain = f"{row['gain']:+.2f} ± {row['margin']:.2f} points of {row['metric']}"
-    return f"{gain}, {used}, tried in {row['seconds']:.1f} s"
+        return tried
+    return f"{row['gain']:+.2f} ± {row['margin']:.2f} points of {row['metric']}, {tried}"
 
 
 def _warn_of_few_rows(model: Model) -> None:

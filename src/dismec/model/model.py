@@ -18,7 +18,7 @@ from dismec.data.counts import check_k, counted
 from dismec.data.files import WatchedFiles
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
-from dismec.errors import DataError, ModelError
+from dismec.errors import DataError
 from dismec.measure.metrics import Truth
 from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.calibration import Calibration
@@ -659,28 +659,6 @@ class Model:
             The propensities, computed from the number of training rows of each label.
         """
         return propensities(self.label_counts, self.manifest.n_rows, A, B)
-
-    def calibrated(self, calibration: Calibration | None) -> Model:
-        """Return the same model with another calibration.
-
-        Parameters
-        ----------
-        calibration : Calibration or None
-            How scores become probabilities, such as the `calibration` of another model with the
-            same labels; None removes the calibration.
-
-        Returns
-        -------
-        Model
-            A model in memory that shares the weights of this one.
-        """
-        if calibration is not None and calibration.n_labels != self.n_labels:
-            raise ModelError(
-                f"the calibration has {counted(calibration.n_labels, 'label')}, the model has "
-                f"{self.n_labels:,}"
-            )
-        parts = replace(self._parts, calibration=calibration)
-        return Model.from_shards(self.manifest, self.transform, parts, self.shards)
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """Return a smaller model: without small weights, or with weights of another precision.

@@ -1,7 +1,7 @@
 """Choose the C that ranks the labels of held-out rows best, and the weight of positive rows.
 
-Three neighboring powers of two are tried. The result is the peak of the parabola through them over
-log C. If it is more than half a step outside of them, they move towards it.
+Three values, each twice the one before, are tried. The result is the peak of the parabola through
+them over log C. If it is more than half a step outside of them, they move towards it.
 
 With ``best=True``, the losses of positive rows are then doubled, with a smaller C, as long as that
 ranks better.
@@ -12,6 +12,7 @@ among all, so the depth of the metric is divided by n, too, and rounded up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,21 +27,20 @@ from dismec.errors import DataError
 from dismec.measure.metrics import Truth, paired_margin
 from dismec.training.execute import Executor, Store, run_in_memory
 from dismec.training.job import Job
-from dismec.training.params import KINDS, LOOSE, Progress, plain, share_of
+from dismec.training.params import LOOSE, Progress, plain, share_of
 from dismec.training.resume import known_C
 from dismec.training.split import Validation, only_labels, sampled
 
-_START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
+START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
 _BEYOND = 1.5  # steps from the middle value to which the parabola is trusted
 _BEND = 0.1  # points by which it is bent more: if all are equally good, chance should not decide
-_DEPTHS = (1, 3, 5)
 _LEAST_LABELS, _MOST_EVERY = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
 _MOST_EVERY_BEST = 4  # with ``best=True``
 _HEAVIEST = 8.0  # the largest weight of positive rows that is tried
 _LIGHTER = 0.7  # C is divided by the weight to this power
 _USUAL_TRIALS = 3
 Row = dict[str, float]
-Found = Mapping[str, npt.NDArray[Any]]  # metrics, and what each row contributes to them
+Found = Mapping[str, npt.NDArray[Any]]  # of a trial: its quality, and what each row contributes
 
 
 class ChoiceOfC(NamedTuple):
@@ -73,7 +73,8 @@ class ChoiceOfC(NamedTuple):
             return known
         store.record(job)
         trials = Trials.prepare(job, self.validation, store, share_of(progress, 0, share, n_labels))
-        C = peak(trials.quality_at)
+        terms = job.manifest.params.get("terms_table")
+        C = peak(trials.quality_at, terms[0]["C"] if terms else START)
         weight = job.params.positive_weight
         if job.params.best and weight == 1 and job.params.weighting is None:
             C, weight = _weighed(trials, C)
@@ -89,13 +90,13 @@ def sample_of(job: Job) -> int:
     return max(1, min(most, occurring // _LEAST_LABELS))
 
 
-def peak(quality_at: Callable[[float], float]) -> float:
+def peak(quality_at: Callable[[float], float], start: float = START) -> float:
     """Return the C of the highest quality, to two digits."""
     found: dict[int, float] = {}
 
     def at(step: int) -> float:
         if step not in found:
-            found[step] = quality_at(_START * _FACTOR**step)
+            found[step] = quality_at(start * _FACTOR**step)
         return found[step]
 
     middle, seen = int(at(1) > at(0)), set[int]()
@@ -109,20 +110,20 @@ def peak(quality_at: Callable[[float], float]) -> float:
         middle += 1 if slope > 0 else -1
     else:  # the values have no clear peak
         top = max(found, key=lambda step: found[step])
-    return float(f"{_START * _FACTOR**top:.2g}")
+    return float(f"{start * _FACTOR**top:.2g}")
 
 
 def _weighed(trials: Trials, C: float) -> tuple[float, float]:
     """Return C and the weight of positive rows that rank best."""
-    best, weight = (C, 1.0), 2.0
-    trials.quality_at(*best)
+    near = min(trials.found, key=lambda key: abs(math.log(key[0] / C)))
+    best, weight = near, 2.0
     while weight <= _HEAVIEST:
         heavier = float(f"{C / weight**_LIGHTER:.2g}"), weight
         gain = trials.quality_at(*heavier) - trials.quality_at(*best)
         if gain <= trials.margin(best, heavier) / 2:
             break
         best, weight = heavier, 2 * weight
-    return best
+    return (C, 1.0) if best == near else best
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ class Trials:
         if key not in self.found:
             name = f"C-{key[0]:g}-{key[1]:g}"
             self.found[key] = self.store.found(name, self.job, partial(self._try, name, *key))
-        return float(self.found[key][self.metric])
+        return float(self.found[key]["quality"])
 
     def margin(self, one: tuple[float, float], other: tuple[float, float]) -> float:
         """Return half of the 95 % interval of the difference of two trials, in points."""
@@ -163,13 +164,13 @@ class Trials:
 
     @property
     def table(self) -> list[Row]:
-        """The metrics of each trial, and how sure their differences from the best are."""
-        best = max(self.found, key=lambda key: float(self.found[key][self.metric]))
+        """The quality of each trial, and how sure its difference from the best is."""
+        best = max(self.found, key=lambda key: float(self.found[key]["quality"]))
         return [
             {
                 "C": key[0],
                 **({"positive_weight": key[1]} if self.job.params.best else {}),
-                **{k: round(float(v), 4) for k, v in found.items() if k.partition("@")[0] in KINDS},
+                self.metric: round(float(found["quality"]), 4),
                 "margin": round(self.margin(best, key), 4),
                 "weights": int(found["weights"]),
                 "seconds": round(float(found["seconds"]), 3),
@@ -178,7 +179,7 @@ class Trials:
         ]
 
     def _try(self, name: str, C: float, weight: float) -> dict[str, npt.NDArray[Any]]:
-        """Train once, and return the metrics and what each row contributes to them."""
+        """Train once, and return the quality and what each row contributes to it."""
         begin, number, judge = perf_counter(), len(self.found), self.judge
         n_labels, threads = self.job.problem.n_labels, self.store.threads
         begin_at, end_at = (1 - (1 - 1 / _USUAL_TRIALS) ** n for n in (number, number + 1))
@@ -186,18 +187,17 @@ class Trials:
         params = plain(self.job.params, LOOSE, C=C, positive_weight=weight)
         job = self.job.stage(name, self.data, params)
         model = run_in_memory(job, Executor(threads), progress)
-        depths = self._depths
-        top, _ = model.predict_topk(judge.X, max(depths), threads=threads)
-        truth = Truth.align(judge.Y, model.label_counts, self.data.X.shape[0])
-        found = {k: np.array(v) for k, v in truth.metrics(top, depths, judge.weights).items()}
-        found["reached"], found["attainable"] = truth.shares(top, depths)[self.metric]
-        found["weights"] = np.array(model.nnz)
-        return found | {"seconds": np.array(perf_counter() - begin)}
-
-    @property
-    def _depths(self) -> list[int]:
         k = int(self.metric.partition("@")[2])
-        return [k] if self.metric != self.job.params.metric else sorted({*_DEPTHS, k})
+        top, _ = model.predict_topk(judge.X, k, threads=threads)
+        truth = Truth.align(judge.Y, model.label_counts, self.data.X.shape[0])
+        reached, attainable = truth.shares(top, [k])[self.metric]
+        return {
+            "quality": np.array(truth.metrics(top, [k], judge.weights)[self.metric]),
+            "reached": reached,
+            "attainable": attainable,
+            "weights": np.array(model.nnz),
+            "seconds": np.array(perf_counter() - begin),
+        }
 
 
 def difference_margin(one: Found, other: Found, weights: Any) -> float:

@@ -30,17 +30,15 @@ from dismec.training.split import Validation
 from dismec.training.texts import texts_read
 
 WORDS = "words"
-_MORE: dict[str, dict[str, Any]] = {
-    "prefixes": {"prefix": 5},
-    "pairs of words": {"word_ngrams": (1, 2), "min_df": 2},
-    "character n-grams": {"char_ngrams": (3, 5), "min_df": 2, "prefix": 0},
+# More terms, and about how many times as many entries rows have with them.
+_MORE: dict[str, tuple[dict[str, Any], float]] = {
+    "prefixes": ({"prefix": 5}, 1.5),
+    "pairs of words": ({"word_ngrams": (1, 2), "min_df": 2}, 2.0),
+    "character n-grams": ({"char_ngrams": (3, 5), "min_df": 2, "prefix": 0}, 10.0),
 }
 # If all rows have more than _MANY entries, what would make training slow is not tried: terms that
 # make the entries so many times as many as those of words, and refining.
 _MANY, _MOST_TIMES, _MOST_TIMES_REFINED = 10_000_000, 4.0, 1.5
-
-# The parameters of `texts_read` that change which rows there are.
-_ROWS = ("fmt", "validation", "weights", "dense", "validation_dense")
 
 Rows = AbstractContextManager[tuple[TrainingData, TrainOptions]]
 Row = dict[str, Any]
@@ -65,10 +63,10 @@ def texts_with_best_terms(
             check_output(directory, options.overwrite)
         earlier = None if directory is None or options.overwrite else earlier_terms(directory)
         folder = directory and directory / f"{STAGE}terms"
-        trial, kinds = replace(options, path=folder), {k: v for k, v in how.items() if k in _ROWS}
+        trial, rows = replace(options, path=folder), how | {"pair_weights": None, "examples": False}
         try:
             text, table = earlier or choose_terms(
-                lambda terms: texts_read(source, trial, terms, **kinds),
+                lambda terms: texts_read(source, trial, terms, **rows),
                 thread_count(options.threads),
                 log,
             )
@@ -93,17 +91,22 @@ def choose_terms(
     with read(text) as (data, options):
         best = trial.of(data, options)
     words = trial.n_entries
-    table: list[Row] = [{"terms": WORDS, "entries": words, "seconds": trial.seconds, "used": True}]
-    for name, more in _MORE.items():
+    first = {"entries": words, "C": trial.C, "seconds": trial.seconds, "used": True}
+    table: list[Row] = [{"terms": WORDS, **first}]
+    most = max(_MOST_TIMES * words, _MANY)
+    for name, (more, times) in _MORE.items():
+        row: Row = {"terms": name, "entries": int(times * words), "used": False}
+        table.append(row)
+        if row["entries"] > most:
+            continue
         if log:
             log(f"trying {name} as features")
         with read(replace(text, **more)) as (data, options):
-            row: Row = {"terms": name, "entries": int(sparse_part(data.X).nnz), "used": False}
-            table.append(row)
-            if row["entries"] > max(_MOST_TIMES * words, _MANY):
+            row["entries"] = int(sparse_part(data.X).nnz)
+            if row["entries"] > most:
                 continue
             found = trial.of(data, options)
-        gain = float(found[trial.metric]) - float(best[trial.metric])
+        gain = float(found["quality"]) - float(best["quality"])
         margin = difference_margin(found, best, trial.weights)
         row |= {"metric": trial.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
         row |= {"seconds": trial.seconds, "used": gain > margin / 2}
@@ -123,7 +126,7 @@ class _Trial:
 
     def __init__(self, threads: int) -> None:
         self._store = Store(None, Executor(threads), None, None)
-        self._C: float | None = None
+        self.C = 0.0
         self.n_entries = 0  # in the first rows
 
     def of(self, data: TrainingData, options: TrainOptions) -> Found:
@@ -132,9 +135,9 @@ class _Trial:
         validation = Validation.prepare(job, options.validation)
         job = ChoiceOfC(validation).stated(job)
         trials = Trials.prepare(job, validation, self._store, None)
-        if self._C is None:
-            self._C, self.n_entries = peak(trials.quality_at), sparse_part(job.data.X).nnz
-        trials.quality_at(self._C)
+        if not self.C:
+            self.C, self.n_entries = peak(trials.quality_at), sparse_part(job.data.X).nnz
+        trials.quality_at(self.C)
         self.metric, self.weights = trials.metric, trials.judge.weights
         self.seconds = round(sum(float(found["seconds"]) for found in trials.found.values()), 1)
-        return trials.found[self._C, job.params.positive_weight]
+        return trials.found[self.C, job.params.positive_weight]

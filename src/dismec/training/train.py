@@ -81,8 +81,7 @@ def train_on(data: TrainingData, options: TrainOptions) -> Model:
     """
     threads = thread_count(options.threads)
     params = options.params.expanded
-    if params.best and not refines(options.terms_table):
-        params = replace(params, refine=False)
+    params = replace(params, refine=params.refine and refines(options.terms_table))
     options = replace(options, params=params)
     with on_workers(data, options, threads) as (data, options):
         job = Job.prepare(data, options)
