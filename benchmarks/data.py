@@ -21,11 +21,16 @@ SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 
 def find(name: str, part: str = "train") -> Path:
     """Return the file of a set's train or test part; exit if it does not exist."""
-    folder = Path(os.environ.get("DISMEC_DATA", "data")) / name
+    folder = folder_of(name)
     for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
         if path.exists():
             return path
     sys.exit(f"no {part}.txt or {part}.txt.gz in {folder}: set DISMEC_DATA")
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of a set."""
+    return Path(os.environ.get("DISMEC_DATA", "data")) / name
 
 
 def load(name: str, part: str = "train") -> Dataset:

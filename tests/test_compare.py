@@ -384,6 +384,16 @@ class TestMistakes:
         assert code == 2
         assert err.startswith("dismec: unknown system 'magic'; expected one of dismec, ")
 
+    @pytest.mark.parametrize("kind", ["texts", "rows"])
+    def test_the_best_model_takes_texts_or_rows(self, kind, files, texts, tmp_path):
+        train, test = (texts, texts) if kind == "texts" else files
+        options = ("--systems", "dismec,dismec-best", "-o", tmp_path / "out", "--json", "--quiet")
+        code, out, err = compared(train, "--test", test, *options)
+        assert code == 0, err
+        plain, best = (json.loads(out)["systems"][name] for name in ("dismec", "dismec-best"))
+        assert best["P@1"] >= plain["P@1"] - 5
+        assert best["PSP@5"] >= plain["PSP@5"] - 5
+
     def test_texts_and_rows_do_not_mix(self, files, texts):
         code, _, err = compared(texts, "--test", files[1])
         assert code == 2

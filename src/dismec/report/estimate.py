@@ -153,7 +153,7 @@ def summarize_estimate(training: dict[str, Any]) -> list[str]:
         lines.append(
             f"Solving takes about {_duration(training['seconds'])} with "
             f"{counted(training['threads'], 'thread')} ({_duration(training['core-seconds'])} of "
-            "CPU time) with the default parameters if nothing else is running. Reading the data "
+            "CPU time) at C = 1 if nothing else is running. Choosing C, reading the data "
             "and writing the model take additional time."
         )
     there = f" of the {_size(memory)} that this machine has" if memory else ""

@@ -39,7 +39,6 @@ _MOST_EVERY_BEST = 4  # with ``best=True``
 _HEAVIEST = 8.0  # the largest weight of positive rows that is tried
 _LIGHTER = 0.7  # C is divided by the weight to this power
 _USUAL_TRIALS = 3
-Row = dict[str, float]
 Found = Mapping[str, npt.NDArray[Any]]  # of a trial: its quality, and what each row contributes
 
 
@@ -120,9 +119,12 @@ def _weighed(trials: Trials, C: float) -> tuple[float, float]:
     while weight <= _HEAVIEST:
         heavier = float(f"{C / weight**_LIGHTER:.2g}"), weight
         gain = trials.quality_at(*heavier) - trials.quality_at(*best)
-        if gain <= trials.margin(best, heavier) / 2:
+        margin = trials.margin(best, heavier)
+        if gain > margin / 2:
+            best = heavier
+        if gain <= margin:
             break
-        best, weight = heavier, 2 * weight
+        weight *= 2
     return (C, 1.0) if best == near else best
 
 
@@ -163,7 +165,7 @@ class Trials:
         return difference_margin(self.found[one], self.found[other], self.judge.weights)
 
     @property
-    def table(self) -> list[Row]:
+    def table(self) -> list[dict[str, float]]:
         """The quality of each trial, and how sure its difference from the best is."""
         best = max(self.found, key=lambda key: float(self.found[key]["quality"]))
         return [

@@ -13,6 +13,8 @@ from dataclasses import replace
 from shutil import rmtree
 from typing import Any
 
+import numpy as np
+
 from dismec.cpu import thread_count
 from dismec.data.corpus import Texts
 from dismec.data.mixed import sparse_part
@@ -29,7 +31,6 @@ from dismec.training.resume import check_output, earlier_terms
 from dismec.training.split import Validation
 from dismec.training.texts import texts_read
 
-WORDS = "words"
 # More terms, and about how many times as many entries rows have with them.
 _MORE: dict[str, tuple[dict[str, Any], float]] = {
     "prefixes": ({"prefix": 5}, 1.5),
@@ -39,9 +40,9 @@ _MORE: dict[str, tuple[dict[str, Any], float]] = {
 # If all rows have more than _MANY entries, what would make training slow is not tried: terms that
 # make the entries so many times as many as those of words, and refining.
 _MANY, _MOST_TIMES, _MOST_TIMES_REFINED = 10_000_000, 4.0, 1.5
+_MOST_ROWS = 200_000  # of a trial; of more, a random sample is used
 
 Rows = AbstractContextManager[tuple[TrainingData, TrainOptions]]
-Row = dict[str, Any]
 
 
 @contextmanager
@@ -80,22 +81,21 @@ def texts_with_best_terms(
 
 def choose_terms(
     read: Callable[[TextParams], Rows], threads: int, log: Log | None = None
-) -> tuple[TextParams, tuple[Row, ...]]:
+) -> tuple[TextParams, tuple[dict[str, Any], ...]]:
     """Return the best terms, and a row of results for each kind; `read` gives the rows of terms.
 
     The rows say what was gained over the terms before, in points of a metric, with half of the 95 %
     interval, and the seconds that it took to find out.
     """
-    trial = _Trial(threads)
     text = TextParams()
     with read(text) as (data, options):
-        best = trial.of(data, options)
-    words = trial.n_entries
-    first = {"entries": words, "C": trial.C, "seconds": trial.seconds, "used": True}
-    table: list[Row] = [{"terms": WORDS, **first}]
+        trials, best, C = _trial(data, options, threads)
+        words = int(sparse_part(data.X).nnz)
+    first = {"entries": words, "C": C, "seconds": _seconds(trials), "used": True}
+    table: list[dict[str, Any]] = [{"terms": "words", **first}]
     most = max(_MOST_TIMES * words, _MANY)
     for name, (more, times) in _MORE.items():
-        row: Row = {"terms": name, "entries": int(times * words), "used": False}
+        row: dict[str, Any] = {"terms": name, "entries": int(times * words), "used": False}
         table.append(row)
         if row["entries"] > most:
             continue
@@ -105,11 +105,11 @@ def choose_terms(
             row["entries"] = int(sparse_part(data.X).nnz)
             if row["entries"] > most:
                 continue
-            found = trial.of(data, options)
+            trials, found, _ = _trial(data, options, threads, C)
         gain = float(found["quality"]) - float(best["quality"])
-        margin = difference_margin(found, best, trial.weights)
-        row |= {"metric": trial.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
-        row |= {"seconds": trial.seconds, "used": gain > margin / 2}
+        margin = difference_margin(found, best, trials.judge.weights)
+        row |= {"metric": trials.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
+        row |= {"seconds": _seconds(trials), "used": gain > margin / 2}
         if row["used"]:
             text, best = replace(text, **more), found
     return text, tuple(table)
@@ -121,23 +121,22 @@ def refines(table: Sequence[Mapping[str, Any]]) -> bool:
     return bool(entries[-1] <= max(_MOST_TIMES_REFINED * entries[0], _MANY))
 
 
-class _Trial:
-    """A training of a sample of the labels, at the C that is best with the first rows."""
+def _seconds(trials: Trials) -> float:
+    return round(sum(row["seconds"] for row in trials.table), 1)
 
-    def __init__(self, threads: int) -> None:
-        self._store = Store(None, Executor(threads), None, None)
-        self.C = 0.0
-        self.n_entries = 0  # in the first rows
 
-    def of(self, data: TrainingData, options: TrainOptions) -> Found:
-        """Return what the trial found with these rows."""
-        job = Job.prepare(data, options)
-        validation = Validation.prepare(job, options.validation)
-        job = ChoiceOfC(validation).stated(job)
-        trials = Trials.prepare(job, validation, self._store, None)
-        if not self.C:
-            self.C, self.n_entries = peak(trials.quality_at), sparse_part(job.data.X).nnz
-        trials.quality_at(self.C)
-        self.metric, self.weights = trials.metric, trials.judge.weights
-        self.seconds = round(sum(float(found["seconds"]) for found in trials.found.values()), 1)
-        return trials.found[self.C, job.params.positive_weight]
+def _trial(
+    data: TrainingData, options: TrainOptions, threads: int, C: float = 0.0
+) -> tuple[Trials, Found, float]:
+    """Train a sample of the labels at a C, by default the best; return what was found, and C."""
+    n_rows = data.Y.shape[0]
+    if n_rows > _MOST_ROWS:
+        rows = np.random.default_rng(0).choice(n_rows, _MOST_ROWS, replace=False)
+        data = data.at(np.sort(rows))
+    job = Job.prepare(data, options)
+    validation = Validation.prepare(job, options.validation)
+    job, store = ChoiceOfC(validation).stated(job), Store(None, Executor(threads), None, None)
+    trials = Trials.prepare(job, validation, store, None)
+    C = C or peak(trials.quality_at)
+    trials.quality_at(C)
+    return trials, trials.found[C, job.params.positive_weight], C

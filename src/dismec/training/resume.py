@@ -133,11 +133,9 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
 
 def earlier_terms(directory: Path) -> tuple[TextParams, tuple[dict[str, Any], ...]] | None:
     """Return the terms of texts that an unfinished run has chosen, and how, if there is one."""
-    if not holds_model(directory):
-        return None
-    manifest = read_manifest(directory)
-    table = manifest.params.get("terms_table")
-    if manifest.text is None or not isinstance(table, list):
+    manifest = read_manifest(directory) if holds_model(directory) else None
+    table = manifest and manifest.params.get("terms_table")
+    if not (manifest and manifest.text and isinstance(table, list)):
         return None
     return TextParams.from_dict(manifest.text), tuple(table)
 
