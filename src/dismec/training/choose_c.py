@@ -33,7 +33,8 @@ from dismec.training.split import Validation, only_labels, sampled
 
 START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
 _BEYOND = 1.5  # steps from the middle value to which the parabola is trusted
-_BEND = 0.1  # points by which it is bent more: if all are equally good, chance should not decide
+# Points by which the parabola is bent and rises more: of equally good values, a larger C is faster.
+_TILT = 0.1
 _LEAST_LABELS, _MOST_EVERY = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
 _MOST_EVERY_BEST = 4  # with ``best=True``
 _HEAVIEST = 8.0  # the largest weight of positive rows that is tried
@@ -102,7 +103,7 @@ def peak(quality_at: Callable[[float], float], start: float = START) -> float:
     while middle not in seen and abs(middle) < _MOST_STEPS:
         seen.add(middle)
         below, here, above = (at(middle + step) for step in (-1, 0, 1))
-        slope, bend = above - below, 2 * here - below - above + _BEND
+        slope, bend = above - below + _TILT, 2 * here - below - above + _TILT
         if bend > 0 and abs(slope) <= 2 * _BEYOND * bend:
             top = middle + slope / (2 * bend)
             break
