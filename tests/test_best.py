@@ -181,7 +181,7 @@ def test_the_command_line_says_what_each_step_gained(files, tmp_path):
     result = run("train", files / "pair_texts.jsonl", "-o", path, "--best")
     assert result.exit_code == 0, result.output
     said = result.stderr
-    for line in ("words: used, tried in", "pairs of words: +", "refined: P@1/P@3/P@5"):
+    for line in ("words: used", "pairs of words: +", "refined: P@1/P@3/P@5"):
         assert line in said, said
     assert "positives ×" in result.stdout
     assert open_model(path).params["best"] is True

@@ -166,7 +166,7 @@ def test_delta_is_chosen_on_a_cluster_as_locally(tmp_path, shared):
     assert there.params["delta_effect"] == here.params["delta_effect"]
     assert weight_files(tmp_path / "there") == weight_files(tmp_path / "here")
     assert there.manifest.stats.weight_counts == here.manifest.stats.weight_counts
-    assert counts[-1] == (300, 300)
+    assert counts[-1] == (150, 150)
 
 
 def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_shared(tmp_path, shared):

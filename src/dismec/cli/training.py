@@ -404,11 +404,10 @@ def _print_learned(model: Model, params: TrainingParams) -> None:
 
 def _outcome(row: dict[str, Any]) -> str:
     """Describe what terms of texts that were tried gained and cost."""
-    if "seconds" not in row:
-        return f"not tried, because training would be slow with about {row['entries']:,} entries"
-    tried = f"{'used' if row['used'] else 'not used'}, tried in {row['seconds']:.1f} s"
     if "gain" not in row:
-        return tried
+        slow = f"not tried, because training would be slow with about {row['entries']:,} entries"
+        return "used" if row["used"] else slow
+    tried = f"{'used' if row['used'] else 'not used'}, tried in {row['seconds']:.1f} s"
     return f"{row['gain']:+.2f} ± {row['margin']:.2f} points of {row['metric']}, {tried}"
 
 

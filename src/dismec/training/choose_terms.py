@@ -91,8 +91,7 @@ def choose_terms(
     with read(text) as (data, options):
         trials, best, C = _trial(data, options, threads)
         words = int(sparse_part(data.X).nnz)
-    first = {"entries": words, "C": C, "seconds": _seconds(trials), "used": True}
-    table: list[dict[str, Any]] = [{"terms": "words", **first}]
+    table: list[dict[str, Any]] = [{"terms": "words", "entries": words, "C": C, "used": True}]
     most = max(_MOST_TIMES * words, _MANY)
     for name, (more, times) in _MORE.items():
         row: dict[str, Any] = {"terms": name, "entries": int(times * words), "used": False}
@@ -109,7 +108,7 @@ def choose_terms(
         gain = float(found["quality"]) - float(best["quality"])
         margin = difference_margin(found, best, trials.judge.weights)
         row |= {"metric": trials.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
-        row |= {"seconds": _seconds(trials), "used": gain > margin / 2}
+        row |= {"seconds": trials.seconds, "used": gain > margin / 2}
         if row["used"]:
             text, best = replace(text, **more), found
     return text, tuple(table)
@@ -119,10 +118,6 @@ def refines(table: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether refining is tried with the terms that were chosen."""
     entries = [row["entries"] for row in table if row["used"]] or [0]
     return bool(entries[-1] <= max(_MOST_TIMES_REFINED * entries[0], _MANY))
-
-
-def _seconds(trials: Trials) -> float:
-    return round(sum(row["seconds"] for row in trials.table), 1)
 
 
 def _trial(

@@ -222,6 +222,7 @@ def _solve_on_cluster(
 
     cluster: Any = executor.cluster
     cluster.check_workers()
+    count = _counter(job, np.flatnonzero(~held), progress)
     if held.all():
         return
     data, placed = job.data, job.data.X if isinstance(job.data.X, PlacedData) else None
@@ -237,7 +238,7 @@ def _solve_on_cluster(
     home = None if placed is None else placed.home
     blocks = partial(job.blocks, held, first)
     given = ClusterJob(directory, there, home, job.solver, job.transform, blocks, job.work)
-    yield from solve_on_cluster(cluster, given, _counter(job, np.flatnonzero(~held), progress))
+    yield from solve_on_cluster(cluster, given, count)
 
 
 def _counter(
