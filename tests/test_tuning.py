@@ -99,7 +99,7 @@ def test_the_model_equals_a_training_at_the_chosen_C(data, tuned, tmp_path):
 
 def test_a_sample_of_many_labels_is_tried_at_a_smaller_depth(data, tmp_path):
     X, Y = data
-    with mock.patch("dismec.training.choose_c._LEAST_LABELS", 10):
+    with mock.patch("dismec.training.choose_c._SAMPLE", (10, 16)):
         model = train(X, Y, tmp_path / "model", TrainingParams(C="auto"))
     how, table = model.params["C_auto"], model.params["C_table"]
     every = np.count_nonzero(np.bincount(Y.indices)) // 10

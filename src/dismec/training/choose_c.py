@@ -35,8 +35,8 @@ START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
 _BEYOND = 1.5  # steps from the middle value to which the parabola is trusted
 # Points by which the parabola is bent and rises more: of equally good values, a larger C is faster.
 _TILT = 0.1
-_LEAST_LABELS, _MOST_EVERY = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
-_MOST_EVERY_BEST = 4  # with ``best=True``
+_SAMPLE = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
+_SAMPLE_BEST = 1500, 4  # with ``best=True``
 _HEAVIEST = 8.0  # the largest weight of positive rows that is tried
 _LIGHTER = 0.7  # C is divided by the weight to this power
 _USUAL_TRIALS = 3
@@ -86,8 +86,8 @@ class ChoiceOfC(NamedTuple):
 def sample_of(job: Job) -> int:
     """Return n for a sample of 1 in n labels."""
     occurring = int(np.count_nonzero(job.parts.labels.counts))
-    most = _MOST_EVERY_BEST if job.params.best else _MOST_EVERY
-    return max(1, min(most, occurring // _LEAST_LABELS))
+    least, most = _SAMPLE_BEST if job.params.best else _SAMPLE
+    return max(1, min(most, occurring // least))
 
 
 def peak(quality_at: Callable[[float], float], start: float = START) -> float:

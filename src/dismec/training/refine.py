@@ -39,7 +39,7 @@ from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
 from dismec.training.job import Job
 from dismec.training.params import LOOSE, Progress, TrainingParams, plain, share_of
-from dismec.training.split import held_out, only_columns, only_known, sampled
+from dismec.training.split import EVERY, held_out, only_columns, only_known, sampled
 
 _log = logging.getLogger("dismec")
 
@@ -219,7 +219,7 @@ class _Steps:
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
         held = held_out(job.problem.n_rows)
         others = np.delete(np.arange(job.problem.n_rows), held)
-        Y, share = sampled(job.data.Y, counts)
+        Y, share = sampled(job.data.Y, counts, 1 if job.params.best else EVERY)
         data = replace(job.data, Y=Y)
         without = plain(job.params)  # its calibration counts if refining is rejected
         stages: dict[str, tuple[TrainingParams, Transform | None]] = {

@@ -18,7 +18,7 @@ from dismec.training.job import Job
 
 _MOST_ROWS = 10_000
 _FEW_LABELS = 400  # up to this many labels, a trial trains all of them
-_EVERY = 4  # above that, it trains every fourth
+EVERY = 4  # above that, it trains every fourth
 
 
 def held_out(n_rows: int) -> npt.NDArray[np.int64]:
@@ -80,7 +80,7 @@ class Validation(NamedTuple):
         return data, judge
 
 
-def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = _EVERY) -> tuple[Any, float]:
+def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = EVERY) -> tuple[Any, float]:
     """Return Y with every fourth label, in order of frequency, and the share of labels kept.
 
     If there are few labels, all are kept. Labels of similar frequency share a curve, so a sample is
@@ -91,7 +91,7 @@ def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = _EVERY) -> tuple
 
 
 def sample_mask(
-    counts: npt.NDArray[np.int64], every: int = _EVERY
+    counts: npt.NDArray[np.int64], every: int = EVERY
 ) -> tuple[npt.NDArray[np.bool_] | None, float]:
     """Return a mask of the sampled labels, or None for all of them, and their share."""
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
