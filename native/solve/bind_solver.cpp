@@ -194,10 +194,10 @@ class Worker {
       ends.push_back(ends.back() + std::ssize(label.features));
       counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
     }
-    return nb::make_tuple(column(&SolvedLabel::label), owned(std::move(ends)),
-                          column(&SolvedLabel::objective), column(&SolvedLabel::stop_ratio),
-                          column(&SolvedLabel::passes), column(&SolvedLabel::steps),
-                          column(&SolvedLabel::set_size), column(&SolvedLabel::seconds), owned(std::move(counts)));
+    return nb::make_tuple(
+        column(&SolvedLabel::label), owned(std::move(ends)), column(&SolvedLabel::objective),
+        column(&SolvedLabel::stop_ratio), column(&SolvedLabel::passes), column(&SolvedLabel::steps),
+        column(&SolvedLabel::set_size), column(&SolvedLabel::seconds), owned(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of that size.

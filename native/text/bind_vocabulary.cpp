@@ -77,7 +77,8 @@ struct Lexicon {
           const Vector<std::int64_t>& starts)
       : utf8(bytes),
         offsets(starts),
-        terms(rules_of(words, chars, prefix, lowercase), characters(bytes, starts), view(offsets)) {}
+        terms(rules_of(words, chars, prefix, lowercase), characters(bytes, starts), view(offsets)) {
+  }
 
   static std::span<const char> characters(const Vector<std::uint8_t>& bytes,
                                           const Vector<std::int64_t>& starts) {
