@@ -69,15 +69,15 @@ def is_running(pid):
         return False
 
 
-def workers_of(server):
-    """Return the processes that have opened the model."""
+def workers_of(server, folder="shard-"):
+    """Return the processes that have opened the model, or the one in a folder."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
             with suppress(OSError):
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                if int(parent) == server.process.pid and "shard-" in (folder / "maps").read_text():
-                    found.append(int(folder.name))
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == server.process.pid and folder in (entry / "maps").read_text():
+                    found.append(int(entry.name))
     return sorted(found)
 
 
@@ -140,6 +140,7 @@ def test_reload_reaches_all_processes_without_losing_a_request(files, link, serv
         elif how == "request":
             status, _, told = server.ask("POST", "/reload", headers=TOKEN)
             assert (status, told["names"]) == (200, False)
+        wait_until(lambda: len(workers_of(server, f"{files / 'other'}/shard-")) == 2)
         wait_until(lambda: not any("names" in answer for answer in answers_of_all(server)))
         switched, seen = time.monotonic(), len(answers)
         wait_until(lambda: len(answers) > seen + 20)
