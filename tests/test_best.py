@@ -161,6 +161,11 @@ def test_estimators_choose_what_pays(files, tmp_path):
     texts, labels = zip(*rows, strict=True)
     clf = DiSMECTextClassifier(best=True).fit(texts, labels)
     assert clf.model_.vocabulary.params == TextParams(prefix=5)
+    same = train_text(files / "form_texts.jsonl", tmp_path / "same", TEXT_BEST)
+    assert clf.model_.params["C"] == same.params["C"]
+    assert (clf.coef_ != same.weights[:, :-1]).nnz == 0
+    used = [[r["terms"] for r in m.params["terms_table"] if r["used"]] for m in (clf.model_, same)]
+    assert used == [["words", "prefixes"]] * 2
     assert clf.predict(["garde777"]) == ["garden"]
     assert clf.predict_proba(["garde777"]).shape == (1, 8)
     clf.save(tmp_path / "model")

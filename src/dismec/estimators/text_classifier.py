@@ -208,8 +208,9 @@ class DiSMECTextClassifier(Estimator):
             yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
 
         text = TextParams(**{name: getattr(self, name) for name in _TEXT})
+        table: tuple[dict[str, Any], ...] = ()
         if self.best and text == TextParams():
-            text, _ = choose_terms(read, thread_count(self._threads()))
+            text, table = choose_terms(read, thread_count(self._threads()))
         with read(text) as (data, options):
             self._fit(
                 data.X,
@@ -221,6 +222,7 @@ class DiSMECTextClassifier(Estimator):
                 validation=options.validation,
                 weights=weights,
                 vocabulary=options.vocabulary,
+                terms_table=table,
             )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__

@@ -166,11 +166,6 @@ class Trials:
         return difference_margin(self.found[one], self.found[other], self.judge.weights)
 
     @property
-    def seconds(self) -> float:
-        """Seconds of all trials."""
-        return round(sum(float(found["seconds"]) for found in self.found.values()), 1)
-
-    @property
     def table(self) -> list[dict[str, float]]:
         """The quality of each trial, and how sure its difference from the best is."""
         best = max(self.found, key=lambda key: float(self.found[key]["quality"]))

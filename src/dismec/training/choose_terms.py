@@ -108,7 +108,8 @@ def choose_terms(
         gain = float(found["quality"]) - float(best["quality"])
         margin = difference_margin(found, best, trials.judge.weights)
         row |= {"metric": trials.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
-        row |= {"seconds": trials.seconds, "used": gain > margin / 2}
+        seconds = sum(result["seconds"] for result in trials.table)
+        row |= {"seconds": round(seconds, 1), "used": gain > margin / 2}
         if row["used"]:
             text, best = replace(text, **more), found
     return text, tuple(table)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -267,6 +267,7 @@ def fit(
     progress: Progress | None = None,
     cluster: Any = None,
     vocabulary: Vocabulary | None = None,
+    terms_table: tuple[Mapping[str, Any], ...] = (),
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
@@ -278,6 +279,7 @@ def fit(
         validation=validation,
         costs=costs,
         vocabulary=vocabulary,
+        terms_table=terms_table,
         threads=threads,
         progress=progress,
         cluster=cluster,
