@@ -132,6 +132,71 @@ def test_minimum_equals_the_reference(seed, C, spread):
     assert solution.objective[0] == pytest.approx(objective(Xt, s, w, C, u), rel=1e-4, abs=1e-6)
 
 
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), C=st.floats(-1.5, 1.5), weighted=st.booleans())
+def test_soft_labels_are_positive_and_negative_at_once(seed, C, weighted):
+    rng = np.random.default_rng(seed)
+    n, d, C = rng.integers(6, 60), rng.integers(1, 12), 10.0**C
+    X = sp.csr_array(rng.standard_normal((n, d)) * (rng.random((n, d)) < 0.5), dtype=np.float32)
+    y = np.arange(n) % 3 == 0
+    soft = y & (rng.random(n) < 0.6) & (np.arange(n) > 0)
+    r = np.where(soft, rng.random(n), y)
+    pairs = sp.csr_array((r[soft], (np.flatnonzero(soft), np.zeros(soft.sum(), int))), (n, 1))
+    v = rng.uniform(0.2, 3, n) if weighted else None
+    problem, transform = pairs_problem(X, sp.csr_array(y[:, None], dtype=np.uint8), pairs, v)
+    params = SolverParams(C, 0.0, soft_labels=True)
+    w = problem.solve([0], params).weights.toarray().ravel().astype(np.float64)
+    # Every row once as a positive of weight r, and once as a negative of weight 1 − r.
+    rows = transform.apply(X).astype(np.float64)
+    twice = sp.csr_array(sp.vstack([rows, rows]))
+    s = np.repeat([1.0, -1.0], n)
+    u = np.concatenate([r, 1 - r]) * (1.0 if v is None else np.tile(v, 2))
+    best = objective(twice, s, weighted_minimum(twice, s, C, u), C, u)
+    assert objective(twice, s, w, C, u) <= best * (1 + 1e-3)
+
+
+def test_soft_labels_reach_training_from_files_and_python(tmp_path):
+    X, Y = random_problem(labels=6)
+    save_data(Dataset(X, Y), tmp_path / "data.xmc")
+    rows, labels = Y.nonzero()
+    r = np.random.default_rng(0).uniform(0, 1, len(rows)).round(3)
+    pairs = sp.csr_array((r, (rows, labels)), shape=Y.shape)
+    lines = zip(rows + 1, labels, r, strict=True)
+    (tmp_path / "soft").write_text("".join(f"{i} {x} {w}\n" for i, x, w in lines))
+    soft = TrainingParams(C=2.0, soft_labels=True, precision="float32", delta=0)
+    model = train(X, Y, tmp_path / "model", soft, pair_weights=pairs)
+    hard = fit(X, Y, TrainingParams(C=2.0, precision="float32", delta=0), pair_weights=pairs)
+    assert weights_of(model) != weights_of(hard)
+    scores = model.decision_function(X)[rows, labels]
+    assert scores[r < 0.3].mean() < scores[r > 0.7].mean()
+    run = ["train", tmp_path / "data.xmc", "-o", tmp_path / "other", "--C", "2", "--soft-labels"]
+    run += ["--pair-weights", tmp_path / "soft", "--precision", "float32", "--delta", "0"]
+    done = CliRunner().invoke(main, [*map(str, run)])
+    assert done.exit_code == 0, done.output
+    assert weights_of(open_model(tmp_path / "other")) == weights_of(model)
+
+
+def test_pairs_that_are_not_relevances_are_refused(problem_data):
+    X, Y = problem_data
+    soft = TrainingParams(soft_labels=True)
+    row, label = (place[0] for place in Y.nonzero())
+    free = int(np.flatnonzero(Y.toarray()[row] == 0)[0])
+    for value, of, reason in (
+        (1.5, label, "relevance 1.5"),
+        (0.5, free, "labels that the row has"),
+    ):
+        pairs = sp.csr_array(([value], ([row], [of])), shape=Y.shape)
+        with pytest.raises(DataError, match=reason):
+            fit(X, Y, soft, pair_weights=pairs)
+    with pytest.raises(DataError, match="soft labels need relevances"):
+        fit(X, Y, soft)
+    none = sp.csr_array(([0.0], ([row], [label])), shape=Y.shape)
+    without = Y.tolil()
+    without[row, label] = 0
+    found, plain = fit(X, Y, soft, pair_weights=none), fit(X, without.tocsr(), TrainingParams())
+    np.testing.assert_allclose(found.decision_function(X), plain.decision_function(X), atol=1e-2)
+
+
 def test_pairs_of_weight_1_change_no_byte(problem_data):
     X, Y = problem_data
     ones = some_pairs(Y)

@@ -152,15 +152,15 @@ void check_costs(std::span<const double> costs, std::int64_t n_labels) {
 class Worker {
  public:
   Worker(const Problem& problem, float C, double tolerance, float delta, std::int64_t first,
-         float delta_from_first, bool l1, Vector<double> positive_costs,
+         float delta_from_first, bool l1, bool soft_labels, Vector<double> positive_costs,
          Vector<double> negative_costs, Vector<std::uint8_t> cancel, WorkSharing& sharing)
       : problem_(problem),
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
         sharing_(sharing),
-        solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
-                   : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
+        solver_(l1 ? solver_of<L1>({C, tolerance, false, {delta, first, delta_from_first}})
+                   : solver_of<L2>({C, tolerance, soft_labels, {delta, first, delta_from_first}})) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     if (l1 && !(problem.X.weights.empty() && problem.pairs.indptr.empty())) {
       throw std::invalid_argument("weights: not supported under L1");
@@ -274,11 +274,11 @@ void solver(nb::module_& m) {
       .def("help", &WorkSharing::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("call_back", &WorkSharing::call_back);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, std::int64_t, float, bool, Vector<double>,
-                    Vector<double>, Vector<std::uint8_t>, WorkSharing&>(),
+      .def(nb::init<const Problem&, float, double, float, std::int64_t, float, bool, bool,
+                    Vector<double>, Vector<double>, Vector<std::uint8_t>, WorkSharing&>(),
            "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "first"_a, "delta_from_first"_a, "l1"_a,
-           "positive_costs"_a, "negative_costs"_a, "cancel"_a, "sharing"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 12>())
+           "soft_labels"_a, "positive_costs"_a, "negative_costs"_a, "cancel"_a, "sharing"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 13>())
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

@@ -80,7 +80,8 @@ class L2 {
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
   /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. With pair
   /// weights u, (a + b)·Σ_pos v·x becomes Σ_pos (a·u + b)·v·x + b·Σ_neg (1 − u)·v·x, and rows with
-  /// u = 0 are not counted. `set` holds the positives and the rows with a pair weight.
+  /// u = 0 are not counted; a soft positive adds −b·(1 − u)·v·x. `set` holds the positives and the
+  /// rows with a pair weight.
   Goal goal_of(const WorkingSet& set) {
     const SetRows& rows = set.rows;
     const auto factor = set.factor(X_);
@@ -95,7 +96,7 @@ class L2 {
       const float v = X_.weight(rows[i]);
       if (!rows.has_pair_weights()) return v;
       const double u = rows.pair_weight(i);
-      const double share = i < rows.n_positive() ? a * u + b : b * (1 - u);
+      const double share = i < rows.n_positive() ? a * u + b : b * ((rows.is_again(i) ? 0 : 1) - u);
       return static_cast<float>(v * share / both);
     };
     double weight = rows.has_pair_weights() ? 0.0 : rows.weight();

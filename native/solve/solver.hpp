@@ -29,7 +29,8 @@ namespace dismec::solve {
 
 struct SolverOptions {
   float C = 1.0F;
-  double tolerance = 0.01;  // LIBLINEAR's ε
+  double tolerance = 0.01;   // LIBLINEAR's ε
+  bool soft_labels = false;  // pair weights of positives are relevances (`ListedRows`)
   Pruning pruning;
 };
 
@@ -231,7 +232,8 @@ class Solver {
   /// The rows with a pair weight for a label.
   ListedRows listed(std::int64_t label) const {
     if (pairs_.indices.empty()) return {};
-    return {pairs_.columns(label), pairs_.values.subspan(pairs_.indptr[label], pairs_.nnz(label))};
+    return {pairs_.columns(label), pairs_.values.subspan(pairs_.indptr[label], pairs_.nnz(label)),
+            options_.soft_labels};
   }
 
   template <typename Work>

@@ -21,19 +21,21 @@ struct Cost {
 };
 
 /// Rows with a pair weight for one label, ascending. A row of weight 0 is ignored for the label,
-/// and is not one of its positives.
+/// and is not one of its positives. If they are soft, a positive of weight u is also a negative of
+/// weight 1 − u.
 struct ListedRows {
   std::span<const std::int32_t> rows;
   std::span<const float> weights;
+  bool soft = false;
 };
 
 /// The rows of a set and their weights: the positives, the negatives with a pair weight for this
-/// label, then the negatives added so far.
+/// label, the soft positives again as negatives, then the negatives added so far.
 class SetRows {
  public:
   /// Begins the rows of a label, and returns those to add first, which never leave: the positives,
-  /// whose pair weight is 1 unless listed, then the other listed rows. Rows with a pair weight must
-  /// stay, as the mean row only knows row weights.
+  /// whose pair weight is 1 unless listed, then the other listed rows and soft positives. Rows with
+  /// a pair weight must stay, as the mean row only knows row weights.
   std::vector<std::int32_t> begin(std::span<const std::int32_t> positives, const ListedRows& listed,
                                   const Cost& cost) {
     clear();
@@ -56,7 +58,13 @@ class SetRows {
     for (std::size_t k = 0; k < listed.rows.size(); ++k) {
       if (is_positive[k]) continue;
       fixed.push_back(listed.rows[k]);
-      pair_weights_.push_back(listed.weights[k]);
+      pair_weights_.push_back(listed.soft ? 1 - listed.weights[k] : listed.weights[k]);
+    }
+    n_once_ = std::ssize(fixed);
+    for (std::int64_t i = 0; listed.soft && i < n_positive_; ++i) {
+      if (pair_weights_[i] >= 1) continue;
+      fixed.push_back(positives[i]);
+      pair_weights_.push_back(1 - pair_weights_[i]);
     }
     return fixed;
   }
@@ -75,9 +83,11 @@ class SetRows {
     } else {
       for (std::int64_t i = size(); const auto r : added) {
         const double weight = X.weight(r);
-        weight_ += weight;
-        weight_roots_.push_back(static_cast<float>(std::sqrt(weight * pair_weight(i++))));
-        if (has_pair_weights()) row_roots_.push_back(static_cast<float>(std::sqrt(weight)));
+        weight_ += is_again(i) ? 0 : weight;
+        weight_roots_.push_back(static_cast<float>(std::sqrt(weight * pair_weight(i))));
+        if (has_pair_weights())
+          row_roots_.push_back(is_again(i) ? 0.0F : static_cast<float>(std::sqrt(weight)));
+        ++i;
       }
     }
     rows_.insert(rows_.end(), added.begin(), added.end());
@@ -95,6 +105,8 @@ class SetRows {
   }
   const Cost& cost() const { return cost_; }
   double weight() const { return weight_; }  // Σ of the row weights
+  /// Whether row i is a soft positive that is in the set for the second time.
+  bool is_again(std::int64_t i) const { return i >= n_once_ && i < std::ssize(pair_weights_); }
   bool has_pair_weights() const { return !pair_weights_.empty(); }
   double pair_weight(std::int64_t i) const {
     return i < std::ssize(pair_weights_) ? pair_weights_[i] : 1.0;
@@ -105,7 +117,7 @@ class SetRows {
   float negative_root() const { return negative_root_; }
   /// √(row weight · pair weight).
   float weight_root(std::int64_t i) const { return weighted() ? weight_roots_[i] : 1.0F; }
-  /// √(row weight), without the pair weight, as used in sums over all rows.
+  /// √(row weight), without the pair weight, as used in sums over all rows; 0 for a repeated row.
   float row_root(std::int64_t i) const {
     return row_roots_.empty() ? weight_root(i) : row_roots_[i];
   }
@@ -121,6 +133,7 @@ class SetRows {
  private:
   std::vector<std::int32_t> rows_;
   std::int64_t n_positive_ = 0;
+  std::int64_t n_once_ = 0;  // number of fixed rows before soft positives are repeated
   Cost cost_;
   float positive_root_ = 1;  // √cost
   float negative_root_ = 1;

@@ -46,6 +46,17 @@ class Packer:
     def place(self, begin: int, end: int) -> None: ...
     def take(self) -> tuple[NDArray[Any], ...]: ...
 
+class Aim:
+    def __init__(
+        self,
+        aim: str,
+        labels: NDArray[np.int32],
+        probabilities: NDArray[np.float32],
+        places: NDArray[np.int32],
+        n_labels: int,
+    ) -> None: ...
+    def round(self) -> float: ...
+
 class AllowedLabels:
     @overload
     def __init__(self, bits: NDArray[np.uint8], open: NDArray[np.uint16]) -> None: ...
@@ -128,6 +139,7 @@ class Worker:
         first: int,
         delta_from_first: float,
         l1: bool,
+        soft_labels: bool,
         positive_costs: NDArray[np.float64],
         negative_costs: NDArray[np.float64],
         cancel: NDArray[np.uint8],

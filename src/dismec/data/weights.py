@@ -294,6 +294,22 @@ def known_labels(Y: Any, pairs: PairWeights | None) -> Any:
     return indicator((Y.astype(np.int8) - left_out.astype(np.int8)).tocsr())
 
 
+def check_relevances(pairs: PairWeights | None, Y: Any) -> None:
+    """Raise `DataError` unless the pairs are relevances, from 0 to 1, of labels that rows have."""
+    if pairs is None:
+        raise DataError("soft labels need relevances: weights of (row, label) pairs below 1")
+    marked: Any = csr_on(pairs.data > 0, pairs.indices, pairs.indptr, pairs.shape, canonical=True)
+    wrong = (marked > marked.multiply(Y.astype(np.bool_))).tocoo()
+    if not wrong.nnz:
+        wrong = (pairs > 1).tocoo()
+    if wrong.nnz:
+        row, label = wrong.row[0], wrong.col[0]
+        raise DataError(
+            f"row index {row}, label {label}: relevance {pairs[row, label]:g}; expected a number "
+            "from 0 to 1, above 0 only for labels that the row has"
+        )
+
+
 def _other_than_1(matrix: Any) -> PairWeights | None:
     """Return the entries that are not 1 as float32, or None if there are none."""
     values = matrix.data.astype(np.float64)

@@ -54,7 +54,7 @@ class DiSMECClassifier(Estimator):
         Dask cluster to fit on: a client, a scheduler address or a scheduler file.
     tol, bias, penalty, precision, metric, best
         Advanced, by keyword only, as for `TrainingParams`.
-    positive_weight, weighting, propensity_a, propensity_b, dense_scale
+    positive_weight, weighting, soft_labels, propensity_a, propensity_b, dense_scale
         Advanced, by keyword only, as for `TrainingParams`: weights of the losses of positive rows,
         and of dense features.
 
@@ -108,6 +108,7 @@ class DiSMECClassifier(Estimator):
         precision: str = "float16",
         positive_weight: float = 1.0,
         weighting: str | None = None,
+        soft_labels: bool = False,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
         dense_scale: float = 1.0,
@@ -129,6 +130,7 @@ class DiSMECClassifier(Estimator):
         self.precision = precision
         self.positive_weight = positive_weight
         self.weighting = weighting
+        self.soft_labels = soft_labels
         self.propensity_a = propensity_a
         self.propensity_b = propensity_b
         self.dense_scale = dense_scale

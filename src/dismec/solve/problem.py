@@ -63,6 +63,7 @@ class SolverParams:
     weighting: Weighting = field(default_factory=Weighting)  # with L1 all costs are 1
     # A feature, and the delta of sparse features from there on; dense ones keep all their weights.
     pruned_more: tuple[int, float] | None = None
+    soft_labels: bool = False  # a positive with pair weight u is also a negative of weight 1 − u
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
@@ -287,6 +288,7 @@ class LabelSolver:
             params.delta,
             *(params.pruned_more or (np.iinfo(np.int32).max, params.delta)),
             params.penalty == "l1",
+            params.soft_labels,
             *costs,
             cancel.byte,
             WorkSharing() if sharing is None else sharing,

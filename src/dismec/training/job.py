@@ -17,6 +17,7 @@ from dismec.data.counts import counted
 from dismec.data.mixed import check_features, is_mostly_full
 from dismec.data.names import check_names
 from dismec.data.training_file import TrainingData
+from dismec.data.weights import check_relevances
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
@@ -79,6 +80,8 @@ class Job:
         if data.pairs is not None and params.refine:
             raise DataError("pair weights are not supported with refine=True")
         data = data.checked(X)
+        if params.soft_labels:
+            check_relevances(data.pairs, data.Y)
         _check_memory(X.shape[1], data.Y.shape[1])
         _check_columns("labels", data.Y.shape[1], data.Y.nnz + len(data.names or ()))
         if transform is None:

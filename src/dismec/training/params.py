@@ -85,6 +85,9 @@ class TrainingParams:
     weighting : {None, "propensity"}, default=None
         With "propensity", the losses of positive rows are also multiplied by 2/p − 1, which is
         larger for rarer labels (``docs/howto/rare-labels.md``).
+    soft_labels : bool, default=False
+        Whether the weights of (row, label) pairs are relevances from 0 to 1: a row of relevance r
+        counts as a positive of the label with weight r, and as a negative with weight 1 − r.
     propensity_a, propensity_b : float, default=0.55 and 1.5
         The constants A and B of the propensities p (`dismec.propensities`).
     dense_scale : float, default=1.0
@@ -138,6 +141,7 @@ class TrainingParams:
         "Give positive rows of rare labels more weight.",
         choices=("propensity",),
     )
+    soft_labels: bool = _param(False, "Weights of pairs are relevances, from 0 to 1.")
     propensity_a: float = _param(0.55, "The constant A of propensities.")
     propensity_b: float = _param(1.5, "The constant B of propensities.")
     dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
@@ -219,7 +223,8 @@ class TrainingParams:
             self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
         )
         C = 1.0 if self.chooses_C else cast(float, self.C)
-        return SolverParams(C, delta, self.tol, self.penalty, weighting)
+        soft = self.soft_labels
+        return SolverParams(C, delta, self.tol, self.penalty, weighting, soft_labels=soft)
 
 
 def plain(params: TrainingParams, tol: float = 0.0, **values: Any) -> TrainingParams:
