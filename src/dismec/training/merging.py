@@ -30,8 +30,6 @@ from dismec.training.params import EXAMPLES
 
 Ids = npt.NDArray[np.int64]
 
-# Parameters that decide what a score means, with their value in models older than the parameter.
-_SAME = {"penalty": "l2", "weighting": None}
 _LEARNED = ("C_auto", "C_table", "delta_auto", "delta_effect", "refine_effect", "calibrated")
 
 
@@ -114,67 +112,31 @@ def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = No
 
 def _obstacles(one: Model, other: Model) -> Iterator[str]:
     """Yield the reasons why two models cannot be merged, as clauses."""
-    first, second = one.manifest, other.manifest
-    if (first.text is None) != (second.text is None):
-        texts, rows = ("the first", "the second")[:: 1 if first.text else -1]
-        yield f"{texts} takes texts and {rows} numeric rows"
-        return
-    for key in sorted({*(first.text or {}), *(second.text or {})}):
-        values = [(text or {}).get(key) for text in (first.text, second.text)]
-        if values[0] != values[1]:
-            yield f"{key} is {values[0]} in the first and {values[1]} in the second"
-    if one.n_features != other.n_features:
-        yield f"they have {one.n_features} and {other.n_features} features"
-        return
-    yield from _vocabulary_difference(one, other)
-    yield from _transform_difference(one, other)
-    names = [(manifest.estimator or {}).get("feature_names") for manifest in (first, second)]
-    if all(names) and names[0] != names[1]:
-        yield "the names of their features differ"
-    if one.precision != other.precision:
-        yield (
-            f"their precision is {one.precision} and {other.precision}; change that of one (prune)"
-        )
-    for key, default in _SAME.items():
-        values = [manifest.params.get(key, default) for manifest in (first, second)]
-        if values[0] != values[1]:
-            yield f"{key} is {values[0]} in the first and {values[1]} in the second"
-    if (one.names is None) != (other.names is None):
-        yield "one has label names and the other has none"
+    facts, others = _facts(one), _facts(other)
+    for key, value in facts.items():
+        if value != others.get(key):
+            yield f"{key} is {value} in the first and {others.get(key)} in the second"
+    if one.vocabulary is not None and other.vocabulary is not None:
+        arrays, its = one.vocabulary.to_arrays(), other.vocabulary.to_arrays()
+        if not all(np.array_equal(arrays[name], its[name]) for name in arrays):
+            yield "their vocabularies differ: train both on the same texts"
+    if one.transform != other.transform:
+        yield "their idf differs: train both on the same rows, each with its own labels"
 
 
-def _vocabulary_difference(one: Model, other: Model) -> Iterator[str]:
-    """Yield the first difference between the vocabularies."""
-    if one.vocabulary is None or other.vocabulary is None:
-        return
-    arrays, others = one.vocabulary.to_arrays(), other.vocabulary.to_arrays()
-    if not all(np.array_equal(arrays[name], others[name]) for name in arrays):
-        pairs = enumerate(zip(one.vocabulary.terms, other.vocabulary.terms, strict=True))
-        number, (mine, its) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-        yield (
-            f"their vocabularies differ: term {number} is {mine!r} and {its!r}; "
-            "train both on the same texts"
-        )
-
-
-def _transform_difference(one: Model, other: Model) -> Iterator[str]:
-    """Yield the first difference between the feature transforms."""
-    first, second = one.transform, other.transform
-    assert isinstance(first, Transform)
-    assert isinstance(second, Transform)
-    values = second.to_dict()
-    for key, value in first.to_dict().items():
-        if value != values[key]:
-            yield f"{key} is {value} in the first and {values[key]} in the second"
-            return
-    if first != second:
-        assert first.idf is not None
-        assert second.idf is not None
-        feature = int(np.argmax(first.idf != second.idf))
-        yield (
-            f"the idf of feature {feature} is {first.idf[feature]:g} and "
-            f"{second.idf[feature]:g}; train both on the same rows, each with its own labels"
-        )
+def _facts(model: Model) -> dict[str, Any]:
+    """Return what decides what the scores of a model mean, except its terms and their idf."""
+    manifest, transform = model.manifest, model.transform
+    assert isinstance(transform, Transform)
+    return {
+        "input": "rows" if manifest.text is None else "texts",
+        **(manifest.text or {}),
+        **transform.to_dict(),
+        "the names of features": (manifest.estimator or {}).get("feature_names"),
+        "precision": model.precision,
+        **{key: manifest.params[key] for key in ("penalty", "weighting")},
+        "labels have names": model.names is not None,
+    }
 
 
 def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
@@ -239,13 +201,11 @@ def _joined_curves(parts: Sequence[Calibration | None]) -> Calibration | None:
 
 def _manifest(manifests: Sequence[Manifest], offsets: Ids, calibrated: bool) -> Manifest:
     first = manifests[0].finished(())
-    differing = {
-        key
-        for manifest in manifests
-        for key in {*manifest.params, *first.params}
-        if manifest.params.get(key) != first.params.get(key)
+    params = {
+        key: value
+        for key, value in first.params.items()
+        if key not in _LEARNED or all(m.params.get(key) == value for m in manifests)
     }
-    params = {k: v for k, v in first.params.items() if k not in _LEARNED or k not in differing}
     if not calibrated:
         params.pop("calibrated", None)
     models = [
@@ -255,7 +215,7 @@ def _manifest(manifests: Sequence[Manifest], offsets: Ids, calibrated: bool) -> 
             "rows": manifest.n_rows,
             "data": manifest.data,
             "dismec": manifest.dismec,
-            "params": {k: v for k, v in manifest.params.items() if k in differing},
+            "params": dict(manifest.params),
             "history": list(manifest.history),
         }
         for manifest, begin, end in zip(manifests, offsets, offsets[1:], strict=False)
