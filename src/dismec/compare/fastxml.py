@@ -16,21 +16,6 @@ labels (r⁺, r⁻), and a sparse hyperplane w learns the sides:
 Step 3 always sees w = 0, so the log loss is the same on both sides and the weight of the nDCG
 cancels. C_i is C times the number of rows of the node divided by that of the row's side, as in the
 authors' code.
-
-Differences from that code: a whole level is grown at once, not node by node. Each row of a level
-belongs to one node, so the level is one block-diagonal problem, and steps 2 to 5 are a few array
-operations for all its nodes. Step 4 is an accelerated proximal gradient method over working sets of
-features instead of coordinate descent, with the authors' stopping rule (and a looser tolerance, see
-below).
-
-The authors use C = 1 on unnormalized rows, whose norm is about 8 on bibtex and from 20 to 1,000 on
-Eurlex-4K. Except for the bias, rows of norm s with C = 1 are equivalent to rows of norm 1 with C =
-s, so normalized rows need a larger C: with C = 1 many nodes get w = 0 and become leaves with far
-more than 10 rows. C = 4 was chosen on held-out tenths of the training rows, with a tolerance of
-0.01: on bibtex (three tenths, 50 trees) C = 2, 4 have P@1/3/5 of 62.3/37.5/27.5, 62.2/38.2/28.2,
-and on Eurlex-4K (one tenth, 6 trees) C = 0.5, 1, 2, 4 have 69.3/54.4/43.6, 72.3/57.9/47.3,
-72.1/58.6/48.0, 72.4/58.3/48.0. With a tolerance of 0.05, C = 4 has 72.3/58.8/48.3 on Eurlex-4K, and
-takes about half the time on bibtex; the authors use 0.01.
 """
 
 from __future__ import annotations

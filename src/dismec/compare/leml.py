@@ -14,17 +14,6 @@ From a random start, each iteration improves W and then H, so the objective neve
 2. Improve each column of W by conjugate gradients, from where it stands.
 3. Solve for H: H = YᵀA(AᵀA + λI)⁻¹, where A = XW.
 
-As in the authors' code: 10 iterations, at most 20 steps of conjugate gradients, and a tolerance of
-a tenth, here of each gradient's norm. Differences: their code starts from uniform random W and H
-and first trains on a hundredth of the rows; here W starts at 0 and H from a normal distribution, on
-all rows. The rotation is our addition; it allows the columns to be solved in parallel.
-
-The authors leave rank and λ open and vary both (their code's defaults are 10 and 0.1). The rank is
-0.8·L, as others have run LEML, but at most 500. λ = 2 was chosen on held-out tenths of the training
-rows: on bibtex (mean of five) it has the best P@1 and P@3 of 0.3, 1, 2, 3 and 4, and on Eurlex-4K
-its P@1 is 0.2 points below that of 1 and 0.5 above that of 3. The rank matters more: on held-out
-rows of Eurlex-4K, rank 100 has a P@1 of 64, near the published 63.40, and rank 500 of 76.
-
 RobustXML adds sparse weights for the residual. It is written from the paper: Xu, Tao, Xu, "Robust
 Extreme Multi-label Learning", 2016; its code was not published. Labels with few rows do not fit
 into a few dimensions shared by all labels; they are outliers to a low-rank model. Here they need
@@ -42,15 +31,6 @@ Each round:
 Steps 2 and 3 approximate the exact minimum over V: they find it if XᵀX is diagonal and equal for
 all features, with μ = θ·(XᵀX + ν), and otherwise only approach it. Neither Y − XV nor XWHᵀ is ever
 formed: XᵀXV and XᵀXW are enough.
-
-The paper solves its problem by divide and conquer, which is left out because the steps here run in
-parallel without it. That the weights V are sparse, rather than the scores XV, is our
-interpretation, and keeps the model small.
-
-Rank and λ are LEML's, so any difference is due to V. ν = 1 and θ = 0.03 were chosen on held-out
-tenths of the training rows: on bibtex (mean of five) they are better than ν = 2 and θ = 0.1; on
-Eurlex-4K ν = 0.3 is 0.4 points better than 1 but makes V larger. A second round changes P@k by at
-most 0.2 points on bibtex.
 """
 
 from __future__ import annotations

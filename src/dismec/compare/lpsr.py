@@ -23,13 +23,6 @@ Base "nb" is multinomial naive Bayes, one label against all other rows, with s·
 
 Base "ovr" is this package's one-vs-rest training, in memory; published results of LPSR on small
 data sets probably used a one-vs-rest base, too.
-
-Leaves of at most 500 rows, and a quarter of all labels per leaf but at least 100, were chosen on a
-held-out tenth of the training rows: naive Bayes then loses less than a point of P@1 on Eurlex-4K,
-and neither base does on bibtex. The smoothing and the scale s, which normalized rows leave open,
-are chosen in each fit by P@1 of the base on a tenth of the rows. The 0.1, the ½, k = 5 and the
-limit of 100 labels that count as above another are ours and were not tuned. The authors' own base
-(WSABIE) and routing to several leaves are left out.
 """
 
 from __future__ import annotations

@@ -22,17 +22,6 @@ It is solved by block-coordinate Frank–Wolfe with active sets. For each row, i
 After each epoch, P@1 is measured on a held-out tenth of the training rows; training ends after
 three epochs without improvement. A refit then continues without L1, on the nonzero weights. The
 best of all these W is the model.
-
-Differences from the authors' code: V and W are dense arrays instead of hash tables. A step is then
-a few numpy calls, but features × labels are bounded by memory (`max_bytes`). The search is exact,
-whereas theirs may sample features; it uses the W from before the current 64 rows, and finds five
-labels per row: on held-out rows of Eurlex-4K, P@1 is 77 after four epochs, and 71 with one.
-
-The settings are the authors': λ = 0.001, C = 1 and a refit (Eurlex-4K), and λ = 1 without a refit
-for data with fewer than 1,000 labels (bibtex). For the latter, C is 10 instead of 1, which was
-probably meant for unnormalized rows; those of bibtex have a norm of about eight. With λ = 1, three
-held-out tenths of its training rows gave a P@1 of 51 for C = 1, 60.4 for 10 and 59.8 for 64 after
-five epochs.
 """
 
 from __future__ import annotations
