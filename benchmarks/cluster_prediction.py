@@ -78,7 +78,7 @@ def compare(path: Path, X: object, file: Path, rounds: int) -> bool:
 
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
-    "rare labels higher": lambda m, X: m.reranked(probabilities=False).predict_topk(X, K),
+    "rare labels higher": lambda m, X: m.predict_topk(X, K, aim="psp"),
     "among 100 labels": lambda m, X: m.predict_topk(X, K, allowed=range(100)),
     "above a threshold": lambda m, X: m.assign(X, -0.5, probabilities=False).data,
     "100 explanations": lambda m, X: [m.explain(X[[i]], 3).score for i in range(100)],

@@ -130,13 +130,13 @@ def draw(name: str, models: dict[str, Any], test: Dataset, path: Path) -> None:
 
     plain, calibrated, refined = models.values()
 
-    def point(model: Any) -> tuple[float, float]:
-        found = model.evaluate(test.X, test.Y, KS)
+    def point(model: Any, aim: str | None = None) -> tuple[float, float]:
+        found = model.evaluate(test.X, test.Y, KS, aim=aim)
         return found["P@1"], found["PSP@1"]
 
     lines = {
-        "refined, by P/p^alpha": [point(refined.reranked(alpha)) for alpha in ALPHAS],
-        "calibrated, by P/p^alpha": [point(calibrated.reranked(alpha)) for alpha in ALPHAS],
+        "refined, by P/p^alpha": [point(refined, f"psp:{alpha}") for alpha in ALPHAS],
+        "calibrated, by P/p^alpha": [point(calibrated, f"psp:{alpha}") for alpha in ALPHAS],
         "plain, by score": [point(plain)],
     }
     if name == "eurlex-4k":

@@ -32,6 +32,7 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
+  dismec::bind::aims(m);
   dismec::bind::mapped_memory(m);
   dismec::bind::packing(m);
   dismec::bind::rows(m);

@@ -68,6 +68,7 @@ inline nb::tuple owned(OwnedCsr&& rows) {
 }
 
 void mapped_memory(nb::module_& m);
+void aims(nb::module_& m);
 void packing(nb::module_& m);
 void rows(nb::module_& m);
 void shards(nb::module_& m);

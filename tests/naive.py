@@ -160,3 +160,17 @@ def l1_lower_bound(X, s, w, C):
     alpha = 2 * C * np.maximum(0, 1 - s * (X @ w))
     alpha = alpha / max(1.0, np.abs(X.T @ (s * alpha)).max(initial=0))
     return alpha.sum() - alpha @ alpha / (4 * C)
+
+
+def macro_f1_at_k(truth, top, k):
+    hits, assigned, true = {}, {}, {}
+    for labels, row in zip(truth, top, strict=True):
+        for label in labels:
+            true[label] = true.get(label, 0) + 1
+        for label in row[:k]:
+            if label >= 0:
+                assigned[label] = assigned.get(label, 0) + 1
+                hits[label] = hits.get(label, 0) + (label in labels)
+    seen = {*assigned, *true}
+    f1 = [2 * hits.get(x, 0) / (assigned.get(x, 0) + true.get(x, 0)) for x in seen]
+    return sum(f1) / len(f1) if f1 else 0.0

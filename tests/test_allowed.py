@@ -269,10 +269,11 @@ def test_every_order_is_exact_among_what_is_allowed(model, problem):
 @pytest.mark.parametrize("probabilities", [True, False])
 def test_reranked_labels_are_exact_among_what_is_allowed(calibrated, problem, probabilities):
     X, model = problem[0][:40], pickle.loads(pickle.dumps(calibrated))
-    view = model.reranked(probabilities=probabilities)
-    order, values = view.predict_topk(X, model.n_labels)
+    if not probabilities:
+        model = fit(problem[0], problem[1], names=problem[2])
+    order, values = model.predict_topk(X, model.n_labels, aim="psp")
     for allowed, mask in sets_for(model, 40):
-        labels, gains = view.predict_topk(X, 6, allowed=allowed)
+        labels, gains = model.predict_topk(X, 6, aim="psp", allowed=allowed)
         for row in range(40):
             there = order[row] >= 0
             kept = there & mask[row, order[row]]
@@ -293,8 +294,8 @@ def test_the_weights_of_few_labels_are_copied_for_many_rows_and_kept(
     first = model.predict_topk(X[:99], allowed=few)
     assert not made
     assert_same([array[:99] for array in model.predict_topk(X[:100], allowed=few)], first)
-    view = model.reranked(0)
-    np.testing.assert_array_equal(view.predict_topk(X[:100], allowed=few)[0][:99], first[0])
+    by_gain = model.predict_topk(X[:100], aim="psp:0", allowed=few)
+    np.testing.assert_array_equal(by_gain[0][:99], first[0])
     assert len(made) == 1
     model.predict_topk(X[:200], allowed=list(range(20)))  # too many for a copy
     assert len(made) == 1
@@ -411,7 +412,7 @@ def test_commands_choose_from_the_labels_of_files(files, calibrated, problem):
     sets = run(*predict[:-2], "--threshold", "0.3", "--only", files / "some")
     assigned = calibrated.assign(X, 0.3, allowed=[2, 17, 5])
     assert [len(row["labels"]) for row in predictions(sets)] == np.diff(assigned.indptr).tolist()
-    again = run(*predict, "--rerank", "1", "--only", files / "one")
+    again = run(*predict, "--aim", "psp", "--only", files / "one")
     assert all(row["labels"] in ([], [names[5]]) for row in predictions(again))
 
 

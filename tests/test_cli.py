@@ -359,10 +359,10 @@ def test_penalties_weightings_and_rankings_on_the_command_line(tmp_path):
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)["PSP@1"]
 
-    assert psp("plain", "--rerank", "1") > psp("plain")
+    assert psp("plain", "--aim", "psp") > psp("plain")
     assert psp("weighted") > psp("plain")
-    assert psp("l1", "--rerank", "0.3") != psp("l1")
-    predict = ["predict", str(tmp_path / "plain"), f"{data}/test.txt", "--rerank", "1"]
+    assert psp("l1", "--aim", "psp:0.3") != psp("l1")
+    predict = ["predict", str(tmp_path / "plain"), f"{data}/test.txt", "--aim", "psp"]
     assert len(run(main, predict).stdout.splitlines()) == 80
     for wrong in (["--rank", "probability"], ["--threshold", "0.5"]):
         assert run(main, [*predict, *wrong]).exit_code == 2

@@ -126,15 +126,13 @@ def test_sets_of_labels_are_those_of_one_machine(there, here, X, threshold):
         assert_same_sets(there.assign(X, **scores), here.assign(X, **scores))
 
 
-@pytest.mark.parametrize(("alpha", "probabilities"), [(1.0, True), (0.4, False)])
-def test_rare_labels_rank_higher_as_on_one_machine(there, here, X, alpha, probabilities):
-    how = {"probabilities": probabilities}
+@pytest.mark.parametrize("aim", ["psp", "psp:0.4", "macro-f1", "coverage"])
+def test_metrics_are_aimed_at_as_on_one_machine(there, here, X, aim):
     for allowed in choices(X.shape[0])[::2]:
-        found = there.reranked(alpha, **how).predict_topk(X, 5, allowed=allowed)
-        assert_same(found, here.reranked(alpha, **how).predict_topk(X, 5, allowed=allowed))
+        found = there.predict_topk(X, 5, aim=aim, allowed=allowed)
+        assert_same(found, here.predict_topk(X, 5, aim=aim, allowed=allowed))
     Y = problem()[1]
-    expected = here.reranked(alpha, **how).evaluate(X, Y, (1, 5))
-    assert there.reranked(alpha, **how).evaluate(X, Y, (1, 5)) == expected
+    assert there.evaluate(X, Y, (1, 5), aim=aim) == here.evaluate(X, Y, (1, 5), aim=aim)
 
 
 def test_explanations_and_places_are_those_of_one_machine(there, here, X):
@@ -184,15 +182,15 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
     with ClusterModel(tmp_path / "plain", shared.file) as there:
         assert_same(there.predict_topk(X, 3, allowed=[5]), here.predict_topk(X, 3, allowed=[5]))
         assert_same(
-            there.reranked(probabilities=False).predict_topk(X, 3),
-            here.reranked(probabilities=False).predict_topk(X, 3),
+            there.predict_topk(X, 3, aim="psp"),
+            here.predict_topk(X, 3, aim="psp"),
         )
         assert repr(there).startswith("ClusterModel(64 labels")
         for ask in (partial(there.predict_topk, rank="probability"), there.predict_proba):
             with pytest.raises(ModelError, match="gives no probabilities"):
                 ask(X)
         with pytest.raises(ModelError, match="gives no probabilities"):
-            there.reranked().predict_topk(X)
+            there.predict_topk(X, aim="coverage")
 
 
 @pytest.fixture(scope="module")
@@ -225,11 +223,12 @@ COMMANDS = [
     "predict model data.xmc --rank score --exclude some.txt",
     "predict model data.xmc --hierarchy tree.csv --leaves-only --add-ancestors",
     "predict model data.xmc --threshold macro-f1",
-    "predict model data.xmc --rerank 0.8 --only some.txt",
+    "predict model data.xmc --aim psp:0.8 --only some.txt",
+    "predict model data.xmc --aim macro-f1 -k 3 --exclude some.txt",
     "predict both data.xmc --dense E.npy --threshold 0.2",
     "predict alone --dense E.npy",
     "evaluate model data.xmc --rank score --weights weights.txt --json",
-    "evaluate model data.xmc --rerank 1 --only some.txt --json",
+    "evaluate model data.xmc --aim psp --only some.txt --json",
     "evaluate model data.xmc --hierarchy tree.csv --exclude some.txt --json",
     "evaluate both data.xmc --dense E.npy --json",
     'explain model data.xmc --row 3 --label "tag 8" --label "tag 31" --json',

@@ -357,7 +357,7 @@ def test_calibration_delta_and_C_are_learned_with_dense_features(tmp_path):
     given = fit([X, E], Y, params, validation=([X, E], Y))
     assert given.calibration is not None
     assert model.assign([X, E]).nnz
-    assert model.reranked(0.5).predict_topk([X, E], 3)[0].shape == (900, 3)
+    assert model.predict_topk([X, E], 3, aim="psp:0.5")[0].shape == (900, 3)
     tuned = tune([X, E], Y, tmp_path / "tuned")
     assert tuned.model.n_dense == 20
 

@@ -343,7 +343,7 @@ def test_predictions_are_of_leaves_only_and_exact(files):
     assert all(len(row["labels"]) == 2 for row in both)
     reached = ask(files, "--threshold", 0, "--leaves-only")
     assert not {label for row in reached for label in row["labels"]} & set(LABELS[:4])
-    assert ask(files, "--rerank", 1, "--leaves-only", "-k", 2)[0]["labels"]
+    assert ask(files, "--aim", "psp", "--leaves-only", "-k", 2)[0]["labels"]
 
 
 def test_evaluate_reports_levels(files):

@@ -59,6 +59,7 @@ def judged_rows(draw):
 #   PSnDCG@1 = 2/(4 + 2)                  PSnDCG@3 = (2 + 1/2 + 2a)/((4 + 2a + 1/2) + 2)
 #   R@1 = (1/3 + 0 + 0)/3                 R@3 = (2/3 + 1 + 0)/3
 #   Coverage@1: label 1 of 0 1 2 3        Coverage@3: labels 0 1 3 of 0 1 2 3
+#   macro-F1@1 = (0 + 1 + 0 + 0)/4        macro-F1@3 = (2/3 + 2/3 + 0 + 1 + 0)/5
 def test_metrics_equal_the_example_worked_by_hand():
     golden = json.loads((GOLDEN / "metrics_by_hand.json").read_text())
     Y = indicator(golden["truth"], golden["n_labels"])
@@ -90,6 +91,7 @@ def test_metrics_equal_the_naive_ones(rows):
         expected[f"PSnDCG@{k}"] = naive.psndcg_at_k(truth, top, p, k)
         expected[f"R@{k}"] = naive.recall_at_k(truth, top, k)
         expected[f"Coverage@{k}"] = naive.coverage_at_k(truth, top, k)
+        expected[f"macro-F1@{k}"] = naive.macro_f1_at_k(truth, top, k)
     result = metrics.evaluate(Y, top, ks, p)
     assert result.pop("rows") == len(truth)
     assert result == pytest.approx({m: 100 * value for m, value in expected.items()}, rel=1e-12)
@@ -121,7 +123,7 @@ def test_perfect_prediction_gives_100():
     top = [sorted(labels, key=lambda label: p[label]) for labels in truth]
     result = metrics.evaluate(indicator(truth, 5), top, (1, 3), p)
     assert result.pop("rows") == 3
-    for name in ("R@1", "Coverage@1"):  # one place cannot hold three labels
+    for name in ("R@1", "Coverage@1", "macro-F1@1"):  # one place cannot hold three labels
         assert 0 < result.pop(name) < 100
     assert result == pytest.approx(dict.fromkeys(result, 100.0), rel=1e-14)
 
@@ -135,7 +137,8 @@ def test_without_propensities_there_are_no_ps_metrics():
     result = metrics.evaluate(indicator([{0}], 5), [[0, 1, 2, 3, 4]])
     assert list(result) == [
         *("P@1", "P@3", "P@5", "nDCG@1", "nDCG@3", "nDCG@5"),
-        *("R@1", "R@3", "R@5", "Coverage@1", "Coverage@3", "Coverage@5", "rows"),
+        *("R@1", "R@3", "R@5", "Coverage@1", "Coverage@3", "Coverage@5"),
+        *("macro-F1@1", "macro-F1@3", "macro-F1@5", "rows"),
     ]
 
 

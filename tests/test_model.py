@@ -5,6 +5,7 @@ import io
 import pickle
 import warnings
 import zipfile
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,7 @@ def test_a_text_model_predicts_texts(texts):
         model.predict_topk,
         model.decision_function,
         model.predict_proba,
-        model.reranked().predict_topk,
+        partial(model.predict_topk, aim="psp"),
     ):
         for mine, its in zip(method(rows), method(X), strict=True):
             assert np.array_equal(mine, its)
@@ -125,10 +126,10 @@ def test_a_text_model_refuses_other_matrices(texts):
             model.decision_function,
             model.predict_proba,
             model.assign,
-            model.reranked().predict_topk,
+            partial(model.predict_topk, aim="psp"),
             lambda rows: model.explain(rows, 0),
             lambda rows: model.evaluate(rows, Y),
-            lambda rows: model.reranked().evaluate(rows, Y),
+            lambda rows: model.evaluate(rows, Y, aim="psp"),
         ):
             with pytest.raises(DataError, match=r"pass dismec.TextRows\(X\)"):
                 call(wrong)
@@ -289,25 +290,6 @@ def test_every_model_checks_rows_in_the_same_way():
     for kind in (Model, ClusterModel):
         assert kind.predict_topk is Model.predict_topk
         assert kind.evaluate is Model.evaluate
-
-
-def test_a_reranked_view_gives_its_values_but_no_weights(texts, tmp_path):
-    model, rows = texts
-    view = model.reranked()
-    labels, values = view.predict_topk(rows, 3)
-    dense = view.decision_function(rows)
-    np.testing.assert_array_equal(np.take_along_axis(dense, labels, 1), values)
-    assert [view.place(rows[:1], label) for label in labels[0]] == [1, 2, 3]
-    assert view.calibration is None
-    for call in (
-        lambda: view.weights,
-        lambda: view.save(tmp_path / "view"),
-        lambda: view.subset([0]),
-        lambda: view.pruned(0.1),
-        lambda: view.explain(rows[:1], 0),
-    ):
-        with pytest.raises(ModelError, match=r"needs the weights|explain the model itself"):
-            call()
 
 
 def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):

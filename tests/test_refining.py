@@ -181,7 +181,7 @@ def test_the_most_probable_labels_are_those_of_brute_force(data, model):
     expected = -np.sort(-probabilities, axis=1)[:, :5]
     np.testing.assert_allclose(values, expected, rtol=1e-4)
     np.testing.assert_allclose(np.take_along_axis(probabilities, labels, 1), expected, rtol=1e-4)
-    ranked = model.reranked(0.0).predict_topk(X, 5)[1]
+    ranked = model.predict_topk(X, 5, aim="psp:0")[1]
     np.testing.assert_allclose(ranked, expected, rtol=1e-4)
     sets = model.assign(X, 0.3).toarray()
     np.testing.assert_array_equal((probabilities >= 0.3).sum(), np.count_nonzero(sets))

@@ -201,12 +201,12 @@ def log_gains(model, X, alpha, A=0.55, B=1.5):
 
 
 @settings(max_examples=30, deadline=None)
-@given(alpha=st.floats(0, 3), k=st.integers(1, 130))
+@given(alpha=st.decimals(0, 3, places=3), k=st.integers(1, 130))
 def test_gains_are_those_of_brute_force(calibrated, alpha, k):
     model, X, _ = calibrated
     X = X[:40]
-    labels, gains = model.reranked(alpha).predict_topk(X, k)
-    values = log_gains(model, X, alpha)
+    labels, gains = model.predict_topk(X, k, aim=f"psp:{alpha}")
+    values = log_gains(model, X, float(alpha))
     best = -np.sort(-values, axis=1)[:, :k]
     there = labels[:, : best.shape[1]] >= 0
     np.testing.assert_array_equal(there, np.isfinite(best))
@@ -219,27 +219,26 @@ def test_gains_are_those_of_brute_force(calibrated, alpha, k):
 
 def test_few_labels_and_none_are_ranked(calibrated):
     model, X, _ = calibrated
-    view = model.reranked()
-    labels, gains = view.predict_topk(X[:3], 500)
+    labels, gains = model.predict_topk(X[:3], 500, aim="psp")
     trained = np.count_nonzero(model.label_counts)
     assert (np.sort(labels[:, :trained]) == np.flatnonzero(model.label_counts)).all()
     assert (labels[:, trained:] == -1).all()
     assert (gains[:, trained:] == 0).all()
-    assert view.predict_topk(X[:0], 3)[0].shape == (0, 3)
+    assert model.predict_topk(X[:0], 3, aim="psp")[0].shape == (0, 3)
 
 
 def test_alpha_0_ranks_by_probability(calibrated):
     model, X, _ = calibrated
     labels, p = model.predict_topk(X, 5, rank="probability")
-    found, gains = model.reranked(0).predict_topk(X, 5)
+    found, gains = model.predict_topk(X, 5, aim="psp:0")
     np.testing.assert_allclose(gains, p, rtol=1e-4)
     assert (labels == found).mean() > 0.99  # except for ties
 
 
-def test_scores_are_raised_by_the_documented_amount(calibrated):
-    model, X, _ = calibrated
+def test_without_calibration_scores_are_raised_by_the_documented_amount(problem_data):
+    X, model = problem_data[0], fit(*problem_data)
     for alpha in (0.0, 0.3):
-        labels, scores = model.reranked(alpha, probabilities=False).predict_topk(X, 7)
+        labels, scores = model.predict_topk(X, 7, aim=f"psp:{alpha}")
         raised = model.decision_function(X) - alpha * np.log(model.propensities())
         raised[:, model.label_counts == 0] = -np.inf
         best = -np.sort(-raised, axis=1)[:, :7]
@@ -247,34 +246,44 @@ def test_scores_are_raised_by_the_documented_amount(calibrated):
         np.testing.assert_allclose(np.take_along_axis(raised, labels, axis=1), best, atol=1e-5)
 
 
-def test_evaluation_of_a_view_is_of_its_own_ranking(calibrated):
+def test_an_aim_is_evaluated_by_its_own_ranking(calibrated):
     model, X, Y = calibrated
-    view = model.reranked(1.0)
-    top, _ = view.predict_topk(X, 5)
-    found = view.evaluate(X, Y)
+    top, _ = model.predict_topk(X, 5, aim="psp")
+    found = model.evaluate(X, Y, aim="psp")
     assert found == pytest.approx(metrics.evaluate(Y, top, (1, 3, 5), model.propensities()))
     assert found["PSP@1"] > model.evaluate(X, Y)["PSP@1"]
 
 
-def test_impossible_views_are_refused(calibrated, problem_data):
+def test_propensities_have_the_constants_of_training(problem_data):
+    X, Y = problem_data
+    model = fit(X, Y, TrainingParams(propensity_a=0.5, propensity_b=0.4, calibrate=True))
+    np.testing.assert_allclose(model.propensities(), model.propensities(0.5, 0.4))
+    assert (model.propensities() != model.propensities(0.55, 1.5)).any()
+    expected = log_gains(model, X[:20], 1.0, 0.5, 0.4).max(axis=1)
+    found = np.log(model.predict_topk(X[:20], 1, aim="psp")[1][:, 0])
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_impossible_aims_are_refused(calibrated, problem_data):
     model, X, _ = calibrated
-    for alpha in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(DataError, match="alpha is"):
-            model.reranked(alpha)
+    for aim in ("psp:-1", "psp:nan", "psp:", "psp:101", "f1", "PSP"):
+        with pytest.raises(DataError, match="aim is"):
+            model.predict_topk(X, aim=aim)
+    with pytest.raises(DataError, match="rank cannot be combined"):
+        model.predict_topk(X, rank="score", aim="psp")
     with pytest.raises(DataError, match="propensity constants"):
-        model.reranked(1.0, B=-1)
+        model.propensities(B=-1)
     with pytest.raises(DataError, match="k is 0"):
-        model.reranked().predict_topk(X, 0)
-    plain = fit(*problem_data)
-    with pytest.raises(ModelError, match="gives no probabilities"):
-        plain.reranked()
-    assert plain.reranked(0.3, probabilities=False).n_labels == plain.n_labels
+        model.predict_topk(X, 0, aim="psp")
+    for aim in ("macro-f1", "coverage"):
+        with pytest.raises(ModelError, match="gives no probabilities"):
+            fit(*problem_data).predict_topk(X, aim=aim)
 
 
 def test_stored_models_rank_like_models_in_memory(tmp_path, calibrated):
     model, X, _ = calibrated
     model.save(tmp_path / "model")
-    for probabilities in (True, False):
-        expected = model.reranked(probabilities=probabilities).predict_topk(X, 5)
-        found = open_model(tmp_path / "model").reranked(probabilities=probabilities)
-        np.testing.assert_array_equal(found.predict_topk(X, 5)[0], expected[0])
+    for aim in ("psp", "psp:0.5", "macro-f1"):
+        expected = model.predict_topk(X, 5, aim=aim)
+        found = open_model(tmp_path / "model").predict_topk(X, 5, aim=aim)
+        np.testing.assert_array_equal(found[0], expected[0])

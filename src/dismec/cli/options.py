@@ -359,9 +359,9 @@ def data_options(
 
 def propensity_options(command: F) -> F:
     """Add the propensity constants."""
-    for name, default in (("B", 1.5), ("A", 0.55)):
-        flag, text = f"--propensity-{name.lower()}", f"The constant {name} of propensities."
-        command = click.option(flag, name, default=default, show_default=True, help=text)(command)
+    for name in ("B", "A"):
+        text = f"The constant {name} of propensities [default: as in training]."
+        command = click.option(f"--propensity-{name.lower()}", name, type=float, help=text)(command)
     return command
 
 

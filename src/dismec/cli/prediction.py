@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +45,11 @@ from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.data.hierarchy import LabelTree
     from dismec.model.model import Model
 
 Ranking = Callable[[Any], tuple[Any, Any]]
+Predictions = Iterator[tuple[tuple[Any, Any], list[str] | None]]  # of rows, and their ids
+_BATCH_AIMS = ("macro-f1", "coverage")  # `dismec.model.aims.AIMS`, without loading it
 _ROWS_AT_ONCE = 1 << 14
 _PLACES_AT_ONCE = 1 << 22  # labels and scores, 8 bytes each
 
@@ -63,6 +63,17 @@ def _parse_threshold(
         return float(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a number, micro-f1 or macro-f1") from None
+
+
+def _check_aim(_: click.Context, __: click.Parameter, aim: str | None) -> str | None:
+    from dismec.model.aims import psp_exponent
+
+    if aim is not None:
+        try:
+            psp_exponent(aim)
+        except DismecError as error:
+            raise click.BadParameter(str(error)) from None
+    return aim
 
 
 def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,12 +100,13 @@ def _opened(model: Path, cluster: str | None) -> Iterator[Model]:
             yield opened
 
 
-_rerank_option = click.option(
-    "--rerank",
-    type=float,
-    metavar="ALPHA",
-    help="Rank rare labels higher: by P/p^ALPHA (P: probability of a label, p: its propensity), or "
-    "by score + ALPHA·log(1/p) if the model is not calibrated.",
+_aim_option = click.option(
+    "--aim",
+    callback=_check_aim,
+    metavar="macro-f1|coverage|psp[:ALPHA]",
+    help="Predict the labels with which this metric of all rows together is expected to be highest "
+    "at k. psp ranks by P/p^ALPHA (P: probability of a label, p: its propensity; ALPHA: 1), or by "
+    "score + ALPHA·log(1/p) if the model is not calibrated.",
 )
 
 
@@ -155,8 +167,7 @@ _rank_option = click.option(
 )
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
-@_rerank_option
-@propensity_options
+@_aim_option
 @data_options(model=True, ids=True)
 @cluster_option
 @threads_option
@@ -176,9 +187,7 @@ def predict(
     form: str | None,
     as_json: bool,
     overwrite: bool,
-    rerank: float | None,
-    A: float,
-    B: float,
+    aim: str | None,
     reading: Reading,
     cluster: str | None,
     threads: int | None,
@@ -208,11 +217,9 @@ def predict(
         )
     if rank == "score" and isinstance(threshold, str):
         raise click.UsageError("--rank score cannot be combined with F1 thresholds")
-    if rank is not None and rerank is not None:
-        raise click.UsageError("--rank cannot be combined with --rerank")
+    if aim is not None and (rank is not None or threshold is not None):
+        raise click.UsageError("--aim cannot be combined with --rank or --threshold")
     probabilities = rank == "probability" or isinstance(threshold, str)
-    if rerank is not None and threshold is not None:
-        raise click.UsageError("--rerank cannot be combined with --threshold")
     if data is not None and texts:
         raise click.UsageError("give either DATA or --text")
     if data is None and not texts and reading.dense is None:
@@ -222,22 +229,19 @@ def predict(
     if form == "xmc" and reading.columns.get("id_column"):
         raise click.UsageError("--format xmc cannot hold ids: omit --id-column")
     names = load_names(reading.names) if reading.names else None
-    with _opened(model, cluster) as found:
-        tree = load_tree(hierarchy, names or found.names, found.n_labels) if hierarchy else None
-        allowed = allowed_labels(found, only, exclude, tree if leaves_only else None)
-        opened = _reranked(found, rerank, A, B)
+    with _opened(model, cluster) as opened:
+        tree = load_tree(hierarchy, names or opened.names, opened.n_labels) if hierarchy else None
+        allowed = allowed_labels(opened, only, exclude, tree if leaves_only else None)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(
                 f"{counted(len(names), 'name')} for a model of {counted(opened.n_labels, 'label')}"
             )
-        if rank is None and rerank is None:
+        if rank is None and (aim is None or aim in _BATCH_AIMS):
             probabilities = probabilities or opened.calibration is not None
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
-        rank_rows = _ranking(opened, places, threshold, probabilities, how)
-        if tree is not None and add_ancestors:
-            rank_rows = partial(_ranked_with_ancestors, tree, rank_rows)
+        rank_rows = _ranking(opened, places, threshold, probabilities, aim, how)
         if data is None:
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
@@ -247,9 +251,16 @@ def predict(
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
         columns = Columns(opened.n_labels, names or opened.names, what)
+        slices = _slices(batches, 1 if threshold is not None else places)
+        found_labels: Predictions = ((rank_rows(X), ids) for X, ids, _ in slices)
+        if aim in _BATCH_AIMS:
+            found_labels = _aimed(opened, aim, places, slices, how)
         with opened_writer(output, form, columns) as writer:
-            for X, ids, _ in _slices(batches, 1 if threshold is not None else places):
-                writer.write(*rank_rows(X), ids)
+            for (top, values), ids in found_labels:
+                if tree is not None and add_ancestors:
+                    top, values = tree.add_ancestors(top, values)
+                writer.write(top, values, ids)
+                del top, values  # before the next ones are made
 
 
 def _ranking(
@@ -257,6 +268,7 @@ def _ranking(
     places: int,
     threshold: float | str | None,
     probabilities: bool,
+    aim: str | None,
     how: dict[str, Any],
 ) -> Ranking:
     """Return the function that ranks labels for rows."""
@@ -265,12 +277,31 @@ def _ranking(
     if threshold is not None:
         how = {"probabilities": probabilities, "most": places, **how}
         return lambda X: ranked(model.assign(X, threshold, **how))
+    if aim is not None:
+        return lambda X: model.predict_topk(X, places, aim=aim, **how)
     rank = "probability" if probabilities else "score"
     return lambda X: model.predict_topk(X, places, rank=rank, **how)
 
 
-def _ranked_with_ancestors(tree: LabelTree, rank: Ranking, X: Any) -> tuple[Any, Any]:
-    return tree.add_ancestors(*rank(X))
+def _aimed(
+    model: Model, aim: str, places: int, slices: Iterable[DataBatch], how: dict[str, Any]
+) -> Predictions:
+    """Yield the labels of slices of rows, chosen after all have been scored, and their ids."""
+    import numpy as np
+
+    from dismec.model.aims import aimed, candidates
+
+    most, how = candidates(places), {"rank": "probability", **how}
+    scored = [(model.predict_topk(X, most, **how), ids) for X, ids, _ in slices]
+    labels, values = (
+        np.concatenate(parts) for parts in zip(*(top for top, _ in scored), strict=True)
+    )
+    labels, values = aimed(aim, labels, values, places, model.n_labels)
+    begin = 0
+    for (top, _), ids in scored:
+        part = slice(begin, begin + len(top))
+        yield (labels[part], values[part]), ids
+        begin += len(top)
 
 
 def _rows_of_texts(model: Model, texts: tuple[str, ...], threads: int | None) -> DataBatch:
@@ -303,13 +334,6 @@ def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
             yield DataBatch(X[part], None if ids is None else ids[part])
 
 
-def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
-    """Return the model, or a view of it that ranks rare labels higher."""
-    if alpha is None:
-        return model
-    return model.reranked(alpha, A, B, probabilities=model.calibration is not None)
-
-
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
@@ -324,7 +348,7 @@ def _reranked(model: Model, alpha: float | None, A: float, B: float) -> Model:
 @only_option
 @exclude_option
 @_rank_option
-@_rerank_option
+@_aim_option
 @hierarchy_option
 @propensity_options
 @data_options(model=True, weights=True)
@@ -338,10 +362,10 @@ def evaluate(
     only: Path | None,
     exclude: Path | None,
     rank: str | None,
-    rerank: float | None,
+    aim: str | None,
     hierarchy: Path | None,
-    A: float,
-    B: float,
+    A: float | None,
+    B: float | None,
     reading: Reading,
     cluster: str | None,
     threads: int | None,
@@ -358,18 +382,16 @@ def evaluate(
 
     With --only or --exclude, true labels that may not be predicted are ignored.
     """
-    with _opened(model, cluster) as found:
-        allowed = allowed_labels(found, only, exclude)
-        dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
-        print_unknown(found, dataset)
-        opened = _reranked(found, rerank, A, B)
+    with _opened(model, cluster) as opened:
+        allowed = allowed_labels(opened, only, exclude)
+        dataset, weights = reading.weighted_rows_of(opened, reading.look(data), threads)
+        print_unknown(opened, dataset)
         how: dict[str, Any] = {"weights": weights, "allowed": allowed}
         if allowed is not None:
             print_not_allowed(allowed, dataset.Y)
-        if rank is not None:
-            if rerank is not None:
-                raise click.UsageError("--rank cannot be combined with --rerank")
-            how["rank"] = rank
+        if rank is not None and aim is not None:
+            raise click.UsageError("--aim cannot be combined with --rank")
+        how |= {"rank": rank, "aim": aim}
         levels: dict[str, Any] = {}
         if hierarchy is not None:  # first, because the file may be invalid
             levels = measure_levels(hierarchy, opened, dataset, ks, threads, **how)

@@ -58,8 +58,8 @@ def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
     if model.calibration is not None:
         rankings["score"] = partial(model.predict_topk, k=K, threads=work.threads, rank="score")
         for alpha in _ALPHAS:
-            ranked = model.reranked(alpha)
-            rankings[f"P/p^{alpha:g}"] = partial(ranked.predict_topk, k=K, threads=work.threads)
+            ranked = partial(model.predict_topk, k=K, threads=work.threads, aim=f"psp:{alpha}")
+            rankings[f"P/p^{alpha:g}"] = ranked
     return Trained(
         training,
         0.0,

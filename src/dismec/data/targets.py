@@ -289,7 +289,8 @@ def propensities(
         raise DataError(f"label_counts is {counts.ndim}-d; expected one count per label")
     if n_rows < 1:
         raise DataError(f"n_rows is {n_rows}; propensities need at least one training row")
-    if not (abs(A) <= 10 and 0 < B <= 1e6):
+    numbers = isinstance(A, int | float | np.number) and isinstance(B, int | float | np.number)
+    if not (numbers and abs(A) <= 10 and 0 < B <= 1e6):
         raise DataError(
             f"propensity constants A = {A}, B = {B}; expected −10 ≤ A ≤ 10 and 0 < B ≤ 1e6"
         )

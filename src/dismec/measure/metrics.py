@@ -14,6 +14,7 @@ T_i; p_l is the propensity of label l.
 - R@k: hits in the first k places / |T_i|.
 - Coverage@k: of the labels that are true in at least one row, the share that are a hit in at least
   one row.
+- macro-F1@k: the mean F1 (below) of the labels, if each row is assigned its first k places.
 
 With row weights, every sum over rows counts a row as often as its weight says: a weight of 2 is the
 same as having the row twice, and a weight of 0 the same as leaving it out. Coverage counts labels,
@@ -93,7 +94,7 @@ def evaluate(
     -------
     dict of str to float
         ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
-        "rows": n_rows}``. "rows" is the number of rows whose weight is not 0.
+        "macro-F1@1": …, "rows": n_rows}``. "rows" is the number of rows whose weight is not 0.
 
     Raises
     ------
@@ -119,7 +120,9 @@ def evaluate(
         result[name] = 100.0 * float(of_rows @ reached) / most if most > 0 else 0.0
     for k in ks:
         found = np.unique(judged.top[:, :k][judged.hits[:, :k]])
-        result[f"Coverage@{k}"] = 100.0 * len(found) / max(judged.labels_true, 1)
+        result[f"Coverage@{k}"] = 100.0 * len(found) / max(int((judged.true_rows > 0).sum()), 1)
+    for k in ks:
+        result[f"macro-F1@{k}"] = 100.0 * _macro_f1(judged, k, of_rows)
     result["rows"] = len(judged.hits)
     return result
 
@@ -199,7 +202,7 @@ class _Judged:
     top: Ints  # (n_rows, depth); there are no hits below min(k, n_labels)
     hits: npt.NDArray[np.bool_]  # (n_rows, depth)
     n_true: Ints  # (n_rows,)
-    labels_true: int  # in at least one row
+    true_rows: Floats  # (n_labels,): weight of the rows in which a label is true
     gains: Floats | None  # (n_rows, depth): 1/p for a hit, otherwise 0
     best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
     weights: Floats | None = None  # (n_rows,), above 0; None means all 1
@@ -267,8 +270,19 @@ def _judge(
         gains = np.zeros(places.shape)
         gains[hits] = inverse[places[hits]]
         best_gains = _best_gains(truth, inverse, depth)
-    labels_true = len(np.unique(truth.indices))
-    return _Judged(places, hits, n_true, labels_true, gains, best_gains, weights)
+    true_rows = np.bincount(truth.indices, _of_entries(truth, weights), n_labels).astype(float)
+    return _Judged(places, hits, n_true, true_rows, gains, best_gains, weights)
+
+
+def _macro_f1(judged: _Judged, k: int, of_rows: Floats) -> float:
+    """Return the mean F1 of the labels that are true, or in the first k places, of some row."""
+    top, weights = judged.top[:, :k], np.broadcast_to(of_rows[:, None], judged.top[:, :k].shape)
+    found, assigned = (
+        np.bincount(top[some], weights[some], len(judged.true_rows))
+        for some in (judged.hits[:, :k], top >= 0)
+    )
+    both = judged.true_rows + assigned
+    return float((2 * found[both > 0] / both[both > 0]).mean()) if both.any() else 0.0
 
 
 def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:

@@ -6,7 +6,8 @@ import io
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import available_memory
-from dismec.data.counts import check_k, counted
+from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.files import WatchedFiles
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.measure.metrics import Truth
+from dismec.model.aims import aimed, candidates, psp_exponent
 from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.calibration import Calibration
 from dismec.model.explanation import Explanation, explain
@@ -28,7 +30,7 @@ from dismec.model.manifest import Manifest
 from dismec.model.model_metrics import evaluate
 from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.pruning import pruned_params, repacked
-from dismec.model.rankings import Rankings, RerankedRankings, ShardRankings, assigned, ranked
+from dismec.model.rankings import Rankings, ShardRankings, assigned, ranked
 from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores, input_rows
 from dismec.model.select_labels import renumbered, selected
@@ -327,6 +329,7 @@ class Model:
         k: int = 5,
         *,
         rank: str | None = None,
+        aim: str | None = None,
         allowed: LabelsAllowed | None = None,
         threads: int | None = None,
     ) -> tuple[Labels, Scores]:
@@ -346,6 +349,11 @@ class Model:
         rank : {"probability", "score"}, default=None
             What labels are ranked by. By default probabilities if the model is calibrated, and
             otherwise scores.
+        aim : {"macro-f1", "coverage", "psp"}, default=None
+            Instead of the most probable labels, predict those with which this metric of all rows
+            together is expected to be highest at k. For "macro-f1" and "coverage", the labels of a
+            row depend on the other rows. "psp" ranks by P/p, the probability divided by the
+            propensity, and "psp:0.5" by P/√p; without calibration, by score + log(1/p).
         allowed : labels or indicator matrix, default=None
             The only labels that may be predicted: numbers, names, the result of `select_labels`, or
             an indicator of shape (n_rows, n_labels) with a set for each row. By default all.
@@ -358,7 +366,7 @@ class Model:
             Numbers of the labels, best first. −1 marks an empty place, where fewer than k labels
             had training rows or are allowed.
         values : ndarray of float32, shape (n_rows, k)
-            Their probabilities or scores; 0 or −inf at empty places.
+            Their probabilities or scores, or P/p for "psp"; 0 or −inf at empty places.
 
         Raises
         ------
@@ -368,9 +376,26 @@ class Model:
         ModelError
             If probabilities are requested and the model is not calibrated.
         """
+        k = check_k(k)
+        if aim is not None:
+            if rank is not None:
+                raise DataError("rank cannot be combined with aim")
+            return self._aimed(X, k, aim, allowed, threads)
         probabilities = self._ranks_by_probability(rank)
         rows, rankings, among = self._among(X, allowed, threads)
-        return rankings.topk(rows, check_k(k), probabilities, threads, among)
+        return rankings.topk(rows, k, probabilities, threads, among)
+
+    def _aimed(
+        self, X: RowsLike, k: int, aim: str, allowed: LabelsAllowed | None, threads: int | None
+    ) -> tuple[Labels, Scores]:
+        alpha = psp_exponent(aim)
+        rows, rankings, among = self._among(X, allowed, threads)
+        if alpha is None:
+            found = rankings.topk(rows, candidates(k), True, threads, among)
+            return aimed(aim, *found, k, self.n_labels)
+        # Labels with the same weights have the same scores, so they get the same bonus.
+        log_p = np.log(self.propensities()[self.first_labels])
+        return rankings.by_gain(alpha, log_p).topk(rows, k, threads, among)
 
     def _ranks_by_probability(self, rank: str | None) -> bool:
         if rank not in (None, *RANKS):
@@ -542,46 +567,16 @@ class Model:
         ranking = rankings.by_score if self.calibration is None else rankings.by_logit
         return ranking.place(self.rows_of(X), label)
 
-    def reranked(
-        self, alpha: float = 1.0, A: float = 0.55, B: float = 1.5, *, probabilities: bool = True
-    ) -> Model:
-        """Return a view of the model that ranks rare labels higher.
-
-        Labels are ranked by P/p^alpha, where P is the probability of a label and p its propensity.
-        With alpha = 1 this is what a label is expected to add to PSP@k, and with alpha = 0 it is
-        the probability. The ranking is exact, like that of `predict_topk`.
-
-        Parameters
-        ----------
-        alpha : float, default=1.0
-            How much propensities count, from 0 to 100.
-        A, B : float, default=0.55 and 1.5
-            Constants of the propensities, as for `dismec.propensities`.
-        probabilities : bool, default=True
-            If False, labels are ranked by score + alpha·log(1/p), which needs no calibration.
-
-        Returns
-        -------
-        Model
-            A view for `predict_topk` and `evaluate`. Its scores are the values that labels are
-            ranked by. It has no weights of its own: the model itself is saved and explained.
-        """
-        if not 0 <= alpha <= 100:
-            raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
-        # Labels with the same weights have the same scores, so they get the same bonus.
-        bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
-        rankings = RerankedRankings(self._rankings, bonus, probabilities=probabilities)
-        return Model(self.manifest, self.transform, self._parts, rankings)
-
     def evaluate(
         self,
         X: RowsLike,
         Y: LabelsLike,
         ks: Sequence[int] = (1, 3, 5),
         *,
-        A: float = 0.55,
-        B: float = 1.5,
+        A: float | None = None,
+        B: float | None = None,
         rank: str | None = None,
+        aim: str | None = None,
         weights: WeightsLike | None = None,
         allowed: LabelsAllowed | None = None,
         threads: int | None = None,
@@ -590,29 +585,34 @@ class Model:
 
         Parameters
         ----------
-        X, rank, allowed, threads
+        X, rank, aim, allowed, threads
             As for `predict_topk`. True labels that are not allowed do not count as true.
         Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
             The true labels. Columns of a frame and labels in lists are matched by name. Labels that
             the model does not have count as missed.
         ks : sequence of int, default=(1, 3, 5)
             The values of k for P@k, nDCG@k and so on.
-        A, B : float, default=0.55 and 1.5
-            Constants of the propensities, as for `dismec.propensities`.
+        A, B : float, default=None
+            Constants of the propensities, as for `dismec.propensities`. By default those that the
+            model was trained with.
         weights : array-like of shape (n_rows,), default=None
             How much each row counts: numbers of at least 0. By default all rows count the same.
 
         Returns
         -------
         dict of str to float
-            P@k, nDCG@k, PSP@k, PSnDCG@k, R@k and Coverage@k in percent for each k, and the number
-            of "rows". For a calibrated model also "ECE" of the probabilities in the first max(ks)
-            places, "ECE uncalibrated" for the logistic function of the scores, and "micro-F1" and
-            "macro-F1" of the sets that `assign` finds with the thresholds for these metrics.
+            P@k, nDCG@k, PSP@k, PSnDCG@k, R@k, Coverage@k and macro-F1@k in percent for each k, and
+            the number of "rows". For a calibrated model, without `aim`, also "ECE" of the
+            probabilities in the first max(ks) places, "ECE uncalibrated" for the logistic function
+            of the scores, and "micro-F1" and "macro-F1" of the sets that `assign` finds with the
+            thresholds for these metrics.
         """
         chosen = self.allowed_labels(allowed)
         truth, rows = self.truth_of(Y, A, B, allowed=chosen), self.rows_of(X, threads=threads)
         topk = partial(self.predict_topk, rows, rank=rank, allowed=chosen, threads=threads)
+        if aim is not None:  # the best labels for one k need not be among those for another
+            tops = {k: topk(k=k, aim=aim)[0] for k in check_ks(ks)}
+            return reduce(or_, (truth.metrics(top, [k], weights) for k, top in tops.items()))
         assign = partial(self.assign, rows, allowed=chosen, threads=threads)
         by_score = not self._ranks_by_probability(rank)
         return evaluate(truth, ks, weights, topk, assign, self.calibration, by_score)
@@ -620,8 +620,8 @@ class Model:
     def truth_of(
         self,
         Y: LabelsLike,
-        A: float = 0.55,
-        B: float = 1.5,
+        A: float | None = None,
+        B: float | None = None,
         *,
         allowed: LabelsAllowed | None = None,
     ) -> Truth:
@@ -643,22 +643,33 @@ class Model:
         chosen = self.allowed_labels(allowed)
         if chosen is not None:
             matrix, _ = chosen.filter(matrix)
-        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
+        constants = self._constants(A, B)
+        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, *constants)
 
-    def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
+    def propensities(
+        self, A: float | None = None, B: float | None = None
+    ) -> npt.NDArray[np.float64]:
         """Compute how likely each label is to be recorded where it is true.
 
         Parameters
         ----------
-        A, B : float, default=0.55 and 1.5
-            Constants of the propensities, as for `dismec.propensities`.
+        A, B : float, default=None
+            Constants of the propensities, as for `dismec.propensities`. By default those that the
+            model was trained with.
 
         Returns
         -------
         ndarray of float64, shape (n_labels,)
             The propensities, computed from the number of training rows of each label.
         """
-        return propensities(self.label_counts, self.manifest.n_rows, A, B)
+        return propensities(self.label_counts, self.manifest.n_rows, *self._constants(A, B))
+
+    def _constants(self, A: float | None, B: float | None) -> tuple[float, float]:
+        own = self.manifest.params
+        return (
+            own.get("propensity_a", 0.55) if A is None else A,
+            own.get("propensity_b", 1.5) if B is None else B,
+        )
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """Return a smaller model: without small weights, or with weights of another precision.

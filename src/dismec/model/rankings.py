@@ -12,7 +12,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.counts import check_k
-from dismec.data.matrices import Rows, csr_on
+from dismec.data.matrices import csr_on
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
@@ -22,7 +22,6 @@ from dismec.model.scoring import (
     Ranking,
     RowTransform,
     Scores,
-    check_explained,
     empty_topk,
 )
 from dismec.model.select_labels import cut_down
@@ -59,6 +58,7 @@ class Rankings(ABC):
     ) -> None:
         self.n_labels, self.transform = n_labels, transform
         self._own_calibration = calibration
+        self._by_gain: dict[float, Ranking | Gains] = {}  # the last one
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -115,11 +115,16 @@ class Rankings(ABC):
         least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
         return self._rescaled(calibration.slopes, calibration.intercepts - least)
 
-    def by_gain(self, bonus: Floats, *, probabilities: bool) -> Ranking:
-        """Return the ranking by log P + bonus, or by score + bonus."""
-        if probabilities:
-            return Gains(self._rescaled, self._calibrated(), bonus)
-        return self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
+    def by_gain(self, alpha: float, log_p: Floats) -> Ranking | Gains:
+        """Return the ranking by P/p^alpha or, without calibration, by score − alpha·log p."""
+        if alpha not in self._by_gain:
+            bonus = -alpha * log_p
+            if self.calibration is None:
+                ones = np.ones(self.n_labels, np.float32)
+                self._by_gain = {alpha: self._rescaled(ones, bonus.astype(np.float32))}
+            else:
+                self._by_gain = {alpha: Gains(self._rescaled, self.calibration, bonus)}
+        return self._by_gain[alpha]
 
     def topk(
         self, X: Any, k: int, probabilities: bool, threads: int | None, allowed: Allowed | None
@@ -200,37 +205,6 @@ class ShardRankings(Rankings):
         return Predictor(shards, self.n_labels, self.transform.with_bias(1.0))
 
 
-class RerankedRankings(Rankings):
-    """Rankings that put rare labels higher (`Model.reranked`): scores are what they rank by.
-
-    `bonus` and `probabilities` as in `Rankings.by_gain`.
-    """
-
-    def __init__(self, rankings: Rankings, bonus: Floats, *, probabilities: bool) -> None:
-        super().__init__(rankings.n_labels, rankings.transform, None)
-        if probabilities:
-            rankings._calibrated()  # raises an error before any row is ranked
-        self._rankings, self._bonus, self._probabilities = rankings, bonus, probabilities
-
-    @property
-    def first_labels(self) -> npt.NDArray[np.int64]:
-        """For each label the first label with the same weights, int64 (n_labels,)."""
-        return self._rankings.first_labels
-
-    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Rankings, Allowed | None]:
-        """Like `Rankings.among`."""
-        few, left = self._rankings.among(allowed, n_rows)
-        if few is self._rankings:
-            return self, left
-        return RerankedRankings(few, self._bonus, probabilities=self._probabilities), left
-
-    def _by_score(self) -> Ranking:
-        return self._rankings.by_gain(self._bonus, probabilities=self._probabilities)
-
-    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Ranking:
-        raise ModelError("this model is reranked already")
-
-
 class Gains:
     """An exact ranking by P/p^alpha, where P is a label's probability and p its propensity.
 
@@ -286,24 +260,6 @@ class Gains:
             width = min(places, best.shape[1])
             labels[some, :width], logs[some, :width] = best[:, :width], values[:, :width]
         return labels, np.exp(np.minimum(logs, np.float32(80)))
-
-    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """Return P/p^alpha of all labels, float32 (n_rows, n_labels); 0 for untrained labels."""
-        labels, values = self.topk(X, max(1, self.n_labels), threads)
-        result = np.zeros((len(labels), self.n_labels), np.float32)
-        row, place = np.nonzero(labels >= 0)
-        result[row, labels[row, place]] = values[row, place]
-        return result
-
-    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """Raise `ModelError`: P/p^alpha is not a sum over features."""
-        raise ModelError("reranked values cannot be explained: explain the model itself")
-
-    def place(self, X: Any, label: int) -> int:
-        """Return the rank of a label for one row, as `Predictor.place`."""
-        labels, _ = self.topk(X, max(1, self.n_labels))
-        check_explained(len(labels), label, self.n_labels)
-        return int(np.flatnonzero(labels[0] == label)[0]) + 1
 
     def _make_margins(self, level: float) -> Ranking:
         """Create the ranking by the margin: how far z is above the bound for a level."""
