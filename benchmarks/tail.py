@@ -1,4 +1,4 @@
-"""What weighting and ranking by propensity gain for rare labels, and what they cost.
+"""What weighting by propensity and aiming at metrics gain for rare labels, and what they cost.
 
 Trains with equal weights and with the losses of positive rows weighted by propensity, and ranks in
 several ways. With ``--validation``, models are trained without 15 % of the training rows and
@@ -9,9 +9,9 @@ are trained on all rows and evaluated on the test rows.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from dismec.training.train import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)
+METRICS = ("P", "PSP", "Coverage", "macro-F1")
 SHARE = 0.15  # of the rows held out for validation
 TRAININGS = ((1.0, None), (0.3, "propensity"))
 
@@ -35,15 +36,16 @@ def split(X: Any, Y: Any) -> tuple[Any, Any, Any, Any]:
     return X[others], Y[others], X[judges], Y[judges]
 
 
-def views(model: Any) -> Iterator[tuple[str, Model]]:
-    """Yield ways of ranking, with their names."""
-    yield "score", model.reranked(0.0, probabilities=False)
-    for alpha in (0.15, 0.3):
-        yield f"score + {alpha}·log(1/p)", model.reranked(alpha, probabilities=False)
-    yield "P", model.reranked(0.0)
-    for alpha in (0.25, 0.5, 0.75):
-        yield f"P/p^{alpha}", model.reranked(alpha)
-    yield "P/p", model.reranked(1.0)
+def aims(model: Model) -> Iterator[tuple[str, str]]:
+    """Yield ways of choosing labels, by name and as an aim."""
+    if model.calibration is None:
+        for alpha in (0, 0.15, 0.3):
+            yield f"score + {alpha}·log(1/p)", f"psp:{alpha}"
+        return
+    for alpha in (0, 0.25, 0.5, 0.75, 1):
+        yield f"P/p^{alpha}", f"psp:{alpha}"
+    yield "for macro-F1", "macro-f1"
+    yield "for coverage", "coverage"
 
 
 def measure(name: str, trainings: list[tuple[float, str | None]], validation: bool) -> None:
@@ -54,26 +56,20 @@ def measure(name: str, trainings: list[tuple[float, str | None]], validation: bo
     else:
         X_judge, Y_judge, _ = data.load(name, "test")
     for C, weighting in trainings:
-        begin = time.perf_counter()
-        model = fit(X, Y, TrainingParams(C=C, weighting=weighting, calibrate=True))
-        seconds = time.perf_counter() - begin
-        print(
-            f"{name}: C {C:g}, weighting {weighting}, {model.nnz:,} weights, "
-            f"trained in {seconds:.0f} s"
-        )
-        for ranking, view in views(model):
-            begin = time.perf_counter()
-            view.predict_topk(X_judge, max(DEPTHS), threads=1)
-            per_row = 1000 * (time.perf_counter() - begin) / X_judge.shape[0]
-            found = view.evaluate(X_judge, Y_judge, DEPTHS)
-            figures = (
-                " / ".join(f"{found[f'{metric}@{k}']:5.2f}" for k in DEPTHS)
-                for metric in ("P", "PSP")
-            )
-            print(
-                f"  {ranking:22}  P {next(figures)}  PSP {next(figures)}  {per_row:.2f} ms per row"
-            )
-            sys.stdout.flush()
+        print(f"{name}: C {C:g}, weighting {weighting}")
+        params = TrainingParams(C=C, weighting=weighting)
+        for calibrate in (False, True):
+            model = fit(X, Y, replace(params, calibrate=calibrate))
+            for ranking, aim in aims(model):
+                begin = time.perf_counter()
+                model.predict_topk(X_judge, max(DEPTHS), aim=aim, threads=1)
+                per_row = 1000 * (time.perf_counter() - begin) / X_judge.shape[0]
+                found = model.evaluate(X_judge, Y_judge, DEPTHS, aim=aim)
+                figures = "  ".join(
+                    f"{metric} " + " / ".join(f"{found[f'{metric}@{k}']:5.2f}" for k in DEPTHS)
+                    for metric in METRICS
+                )
+                print(f"  {ranking:22}  {figures}  {per_row:.2f} ms per row", flush=True)
 
 
 def main() -> None:

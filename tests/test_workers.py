@@ -100,7 +100,8 @@ def test_counts_are_of_all_processes(server):
     answered = 'dismec_requests_total{path="/predict",status="200"}'
     before = metric(server, answered)
     assert all(len(answer["labels"]) == 5 for answer in answers_of_all(server))
-    assert metric(server, answered) == before + 12
+    # A process counts a request after it has answered.
+    wait_until(lambda: metric(server, answered) == before + 12)
     assert metric(server, "dismec_processes") == 2
     assert metric(server, 'dismec_request_seconds_count{path="/predict"}') == before + 12
 
@@ -123,6 +124,8 @@ def test_the_token_is_not_among_the_arguments_of_a_process(server):
 @pytest.mark.parametrize("how", ["signal", "request", "watch"])
 def test_reload_reaches_all_processes_without_losing_a_request(files, link, server, how):
     answers, stop = [], threading.Event()
+    reloads = 'dismec_reloads_total{result="ok"}'
+    before = metric(server, reloads)
 
     def ask_on():
         with server.connect() as connection:
@@ -140,7 +143,9 @@ def test_reload_reaches_all_processes_without_losing_a_request(files, link, serv
         elif how == "request":
             status, _, told = server.ask("POST", "/reload", headers=TOKEN)
             assert (status, told["names"]) == (200, False)
+        # A process opens the new model before it switches, and counts afterwards.
         wait_until(lambda: len(workers_of(server, f"{files / 'other'}/shard-")) == 2)
+        wait_until(lambda: metric(server, reloads) >= before + 2)
         wait_until(lambda: not any("names" in answer for answer in answers_of_all(server)))
         switched, seen = time.monotonic(), len(answers)
         wait_until(lambda: len(answers) > seen + 20)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
 
 _FEW_ROWS = 100  # fewer rows give rough probabilities
-_ENOUGH_ROWS = 1000  # with fewer rows, C is chosen only if --C auto asks for it
+_ENOUGH_ROWS = 1000  # with fewer rows, choosing C and calibrating have to be asked for
 
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
@@ -53,8 +53,10 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
         more |= {"callback": _parse_delta, "metavar": field.metadata["metavar"]}
         if name == "C":  # the default depends on DATA
             more["help"] += f" [default: auto; 1 for l1, or fewer than {_ENOUGH_ROWS:,} rows]"
-    elif name == "tfidf":  # the default depends on DATA
-        flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
+    elif name in ("tfidf", "calibrate"):  # the default depends on DATA
+        flag, more = f"{flag}/--no-{name}", {"default": None, **more}
+        if name == "calibrate":
+            more["help"] += f" [default: with at least {_ENOUGH_ROWS:,} rows]"
     elif isinstance(default, bool):
         more |= {"is_flag": True}
         if default:
@@ -277,10 +279,11 @@ def train(
             X = _with_dense(X, dense, dense_only)
             source = file.path if file.kind == "xmc" else None
             found = TrainingData(X, Y, reading.row_weights, pairs, names, source)
-        if given["C"] is None and not params.best and file is not None and params.penalty == "l2":
-            n_rows, n_labels = found.Y.shape
-            params = replace(params, C=AUTO if n_rows >= _ENOUGH_ROWS and n_labels > 1 else 1.0)
-        trained = train_on(found, replace(options, params=replace(options.params, C=params.C)))
+        if file is not None and found.Y.shape[0] >= _ENOUGH_ROWS and found.Y.shape[1] > 1:
+            if given["C"] is None and params.penalty == "l2":
+                params = replace(params, C=AUTO)
+            params = replace(params, calibrate=given["calibrate"] is not False)
+        trained = train_on(found, replace(options, params=params))
     seconds = time.perf_counter() - begin
     if as_json:
         facts = trained_facts(trained, model, seconds)
@@ -334,6 +337,7 @@ def _training_params(given: dict[str, Any], is_text: bool) -> TrainingParams:
     }
     if values["C"] is None:
         values["C"] = 1.0
+    values["calibrate"] = bool(values["calibrate"])
     if values["tfidf"] is None:
         values["tfidf"] = is_text
     try:

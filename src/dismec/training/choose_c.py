@@ -6,8 +6,8 @@ them over log C. If it is more than half a step outside of them, they move towar
 With ``best=True``, the losses of positive rows are then doubled, with a smaller C, as long as that
 ranks better.
 
-Of many labels, a sample is tried. A label's rank among 1 in n labels is about an n-th of its rank
-among all, so the depth of the metric is divided by n, too, and rounded up.
+Of many rows and labels, a sample is tried. A label's rank among 1 in n labels is about an n-th of
+its rank among all, so the depth of the metric is divided by n, too, and rounded up.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _BEYOND = 1.5  # steps from the middle value to which the parabola is trusted
 _TILT = 0.1
 _SAMPLE = 400, 16  # a sample has 1 in 16 labels, or at least 400 of them
 _SAMPLE_BEST = 1500, 4  # with ``best=True``
+MOST_ROWS = 200_000  # of a trial; of more, a random sample is used
 _HEAVIEST = 8.0  # the largest weight of positive rows that is tried
 _LIGHTER = 0.7  # C is divided by the weight to this power
 _USUAL_TRIALS = 3
@@ -145,8 +146,9 @@ class Trials:
     def prepare(
         cls, job: Job, validation: Validation, store: Store, progress: Progress | None
     ) -> Trials:
-        """Split the rows, and draw a sample of the labels."""
+        """Split the rows, and draw a sample of the rows to train on and of the labels."""
         data, judge = validation.split(job)
+        data = few_rows(data)
         every, how = sample_of(job), job.manifest.params["C_auto"]
         if every > 1:
             some = sampled(data.Y, job.parts.labels.counts, every)[0]
@@ -201,6 +203,14 @@ class Trials:
             "weights": np.array(model.nnz),
             "seconds": np.array(perf_counter() - begin),
         }
+
+
+def few_rows(data: TrainingData) -> TrainingData:
+    """Return a random sample of the rows if there are more than a trial needs."""
+    n_rows = data.Y.shape[0]
+    if n_rows <= MOST_ROWS:
+        return data
+    return data.at(np.sort(np.random.default_rng(0).choice(n_rows, MOST_ROWS, replace=False)))
 
 
 def difference_margin(one: Found, other: Found, weights: Any) -> float:

@@ -13,8 +13,6 @@ from dataclasses import replace
 from shutil import rmtree
 from typing import Any
 
-import numpy as np
-
 from dismec.cpu import thread_count
 from dismec.data.corpus import Texts
 from dismec.data.mixed import sparse_part
@@ -23,7 +21,7 @@ from dismec.data.training_file import TrainingData
 from dismec.features.text_rows import Log
 from dismec.features.vocabulary import TextParams
 from dismec.model.manifest import STAGE
-from dismec.training.choose_c import ChoiceOfC, Found, Trials, difference_margin, peak
+from dismec.training.choose_c import ChoiceOfC, Found, Trials, difference_margin, few_rows, peak
 from dismec.training.execute import Executor, Store
 from dismec.training.job import Job
 from dismec.training.params import TrainOptions
@@ -40,7 +38,6 @@ _MORE: dict[str, tuple[dict[str, Any], float]] = {
 # If all rows have more than _MANY entries, what would make training slow is not tried: terms that
 # make the entries so many times as many as those of words, and refining.
 _MANY, _MOST_TIMES, _MOST_TIMES_REFINED = 10_000_000, 4.0, 1.5
-_MOST_ROWS = 200_000  # of a trial; of more, a random sample is used
 
 Rows = AbstractContextManager[tuple[TrainingData, TrainOptions]]
 
@@ -125,11 +122,7 @@ def _trial(
     data: TrainingData, options: TrainOptions, threads: int, C: float = 0.0
 ) -> tuple[Trials, Found, float]:
     """Train a sample of the labels at a C, by default the best; return what was found, and C."""
-    n_rows = data.Y.shape[0]
-    if n_rows > _MOST_ROWS:
-        rows = np.random.default_rng(0).choice(n_rows, _MOST_ROWS, replace=False)
-        data = data.at(np.sort(rows))
-    job = Job.prepare(data, options)
+    job = Job.prepare(few_rows(data), options)
     validation = Validation.prepare(job, options.validation)
     job, store = ChoiceOfC(validation).stated(job), Store(None, Executor(threads), None, None)
     trials = Trials.prepare(job, validation, store, None)

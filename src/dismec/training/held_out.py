@@ -22,7 +22,7 @@ from dismec.training import resume
 from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
 from dismec.training.job import Job
-from dismec.training.params import DELTAS, plain, share_of
+from dismec.training.params import DELTAS, LOOSE, plain, share_of
 from dismec.training.split import Validation, only_labels, sample_mask, sampled
 
 DEPTHS = (1, 3, 5)
@@ -62,10 +62,12 @@ class Trial(NamedTuple):
         store.record(job)
         part = share_of(progress, 0.0, end, n_labels)
         data, judge = self.validation.split(job)
+        params = plain(job.params)
         if not job.params.chooses_delta:
             some, _ = sampled(data.Y, job.parts.labels.counts)
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
-        model = store.train(_STAGE, job.stage(_STAGE, data, plain(job.params)), part)
+            params = plain(job.params, LOOSE)
+        model = store.train(_STAGE, job.stage(_STAGE, data, params), part)
         learned = _learned(job, model, judge, store.threads)
         store.record(learned)
         store.drop(_STAGE)

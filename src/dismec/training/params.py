@@ -133,7 +133,7 @@ class TrainingParams:
         "Storage of weights; float8 takes one byte each.",
         choices=("float16", "float32", "float8"),
     )
-    calibrate: bool = _param(False, "Calibrate scores to probabilities.")
+    calibrate: bool = _param(False, "Calibrate scores to probabilities, and rank by these.")
     refine: bool = _param(False, "Train a second stage on likely labels: more accurate, slower.")
     positive_weight: float = _param(1.0, "Factor for the losses of positive rows.")
     weighting: str | None = _param(

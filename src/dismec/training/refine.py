@@ -221,7 +221,7 @@ class _Steps:
         others = np.delete(np.arange(job.problem.n_rows), held)
         Y, share = sampled(job.data.Y, counts, 1 if job.params.best else EVERY)
         data = replace(job.data, Y=Y)
-        without = plain(job.params)  # its calibration counts if refining is rejected
+        without = plain(job.params, LOOSE)  # its calibration counts if refining is rejected
         stages: dict[str, tuple[TrainingParams, Transform | None]] = {
             "plain": (without, None),
             "wide": (replace(without, normalize=False, tfidf=False), self._wide_transform),

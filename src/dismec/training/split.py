@@ -18,7 +18,7 @@ from dismec.training.job import Job
 
 _MOST_ROWS = 10_000
 _FEW_LABELS = 400  # up to this many labels, a trial trains all of them
-EVERY = 4  # above that, it trains every fourth
+EVERY = 6  # above that, it trains every sixth
 
 
 def held_out(n_rows: int) -> npt.NDArray[np.int64]:
@@ -81,7 +81,7 @@ class Validation(NamedTuple):
 
 
 def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = EVERY) -> tuple[Any, float]:
-    """Return Y with every fourth label, in order of frequency, and the share of labels kept.
+    """Return Y with 1 in `every` labels, in order of frequency, and the share of labels kept.
 
     If there are few labels, all are kept. Labels of similar frequency share a curve, so a sample is
     enough to fit it.
