@@ -1,10 +1,10 @@
-"""How much memory this process may use."""
+"""How much memory, and how many CPUs, this process may use."""
 
 from __future__ import annotations
 
 import pytest
 
-from dismec.cpu import available_memory, physical_memory
+from dismec.cpu import available_cpus, available_memory, physical_memory
 
 GB = 1 << 30
 
@@ -78,3 +78,37 @@ def test_what_a_control_group_has_left_is_available(tmp_path, line, folder, limi
     assert available_memory(root) == 3072
     (root / "sys/fs/cgroup" / folder / "memory.stat").write_text("anon 9000\ntotal_rss 9000\n")
     assert available_memory(root) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits"),
+    [
+        (["0::/job"], {"job/cpu.max": "50000 100000"}),
+        (["0::/job/step"], {"job/cpu.max": "100000 100000", "job/step/cpu.max": "max 100000"}),
+        (["0::/on/the/host"], {"cpu.max": "1000 100000"}),
+        (
+            ["3:cpu,cpuacct:/job"],
+            {"cpu/job/cpu.cfs_quota_us": 100000, "cpu/job/cpu.cfs_period_us": 100000},
+        ),
+    ],
+)
+def test_a_limit_of_cpus_counts(tmp_path, lines, limits):
+    assert available_cpus(groups(tmp_path, lines, **limits)) == 1
+
+
+@pytest.mark.parametrize(
+    "limit", ["max 100000", "6400000 100000", "", "nonsense", "1", "-1 100000"]
+)
+def test_without_a_limit_all_cpus_count(tmp_path, limit):
+    everything = available_cpus(tmp_path / "nothing")
+    root = groups(tmp_path, ["0::/job", "3:cpu:/"], **{"job/cpu.max": limit})
+    (root / "sys/fs/cgroup/cpu").mkdir()
+    (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("-1")
+    (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000")
+    assert available_cpus(root) == everything >= 1
+
+
+def test_parts_of_a_cpu_are_rounded_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(64), raising=False)
+    root = groups(tmp_path, ["0::/job"], **{"job/cpu.max": "150000 100000"})
+    assert available_cpus(root) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import sys
@@ -78,11 +79,20 @@ def thread_map(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
         yield pool.map
 
 
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
+def available_cpus(root: Path = Path("/")) -> int:
+    """Return the number of CPUs that this process may use.
+
+    A control group may allow fewer than there are (``docker run --cpus=2``). `root` as in
+    `physical_memory`.
+    """
+    n_cpus: float = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        n_cpus = len(os.sched_getaffinity(0))
+    for folder in _groups(root, "cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            if len(numbers := _numbers_in(folder, *names)) == 2:
+                n_cpus = min(n_cpus, numbers[0] / max(numbers[1], 1))
+    return max(1, math.ceil(n_cpus))
 
 
 def cpu_name() -> str:
@@ -108,8 +118,8 @@ def physical_memory(root: Path = Path("/")) -> int | None:
     return min(limits)
 
 
-def _group_limits(root: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the control groups of this process and their parents, each with its memory limit."""
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the control groups of this process for a controller, and their parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -119,22 +129,35 @@ def _group_limits(root: Path) -> Iterator[tuple[Path, int]]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            top, file = root / "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            top, file = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            top = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / controller
         else:
             continue
         group = top / path.strip("/")
         # In a container, the path may be that on the host; `top` is the group of the container.
         for folder in (group, *group.parents):
-            try:
-                limit = (folder / file).read_text().strip()
-            except (OSError, ValueError):
-                limit = ""
-            if limit.isdecimal():  # otherwise "max", or there is no such file
-                yield folder, int(limit)
+            yield folder
             if folder == top:
                 break
+
+
+def _numbers_in(folder: Path, *names: str) -> list[float]:
+    """Return the numbers in files of a control group; "max" and "-1" stand for no limit."""
+    try:
+        words = " ".join((folder / name).read_text() for name in names).split()
+        return [math.inf if word in ("max", "-1") else int(word) for word in words]
+    except (OSError, ValueError):
+        return []
+
+
+def _group_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the control groups with a memory limit, and this limit."""
+    for folder in _groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            for limit in _numbers_in(folder, name):
+                if limit < math.inf:
+                    yield folder, int(limit)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -1,22 +1,9 @@
 """(true, predicted, training frequency) → metrics per label group and per label.
 
 Labels with training rows are sorted by decreasing frequency (ties: the smaller number first) and
-split into ten groups, as evenly as possible. The metrics of a group are its contributions to the
-metrics over all labels, so the groups add up to the total (notation of `dismec.measure.metrics`):
-
-- P@k: hits in the first k places *whose label is in the group* / k, mean over all rows.
-- nDCG@k, PSP@k: likewise, the sum over these hits, divided by the best attainable value over all
-  labels.
-
-A group of rare labels contributes little even if its labels are found, because it can fill only a
-few places. Two more metrics therefore describe each group on its own:
-
-- R@k: of the pairs of a row and a true label in the group, the share found in the first k places;
-- Coverage@k: of the group's labels that are true in some row, the share found in some row.
-
-For a single label, recall is the share of its rows in which it is among the first k places,
-precision is the share of the rows in which it is predicted there that are its own, and F1 is their
-harmonic mean.
+split into ten groups, as evenly as possible. P@k, nDCG@k and PSP@k of a group are its contributions
+to the metrics over all labels, so the groups add up to the total; R@k and Coverage@k are those of
+the group's own labels. ``docs/howto/inspecting.md`` describes them.
 """
 
 from __future__ import annotations

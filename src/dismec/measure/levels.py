@@ -1,17 +1,8 @@
 """(true labels, ranked labels, hierarchy) → precision and recall per level.
 
-The true labels of a row and its first k predicted labels are each extended by all their ancestors,
-which gives two sets of nodes, T and S. Over all rows,
-
-- hP@k: Σ |S ∩ T| / Σ |S|, the share of the predicted nodes that are true;
-- hR@k: Σ |S ∩ T| / Σ |T|, the share of the true nodes that are predicted;
-- hF1@k: their harmonic mean.
-
-For a single level, only the nodes of this level count, in both sets. This is the hierarchical
-precision and recall of Kiritchenko, Matwin & Famili (2005). A wrong label with the right parent
-counts as right one level up. If nothing is predicted, or nothing is true, the ratio is 0. With row
-weights, every sum counts a row as often as its weight says: a weight of 2 is the same as having the
-row twice.
+The true labels of a row and its first k predicted labels are each extended by all their ancestors;
+``docs/howto/hierarchy.md`` defines hP@k, hR@k and hF1@k of these sets. If nothing is predicted, or
+nothing is true, the ratio is 0.
 """
 
 from __future__ import annotations

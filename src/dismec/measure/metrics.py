@@ -1,42 +1,9 @@
 """(true labels, ranked labels) → numbers.
 
-These are the metrics of the XMC Repository, on the top k labels of every row. Notation: T_i is the
-set of true labels of row i; the label in place r (from 1) of its prediction is a *hit* if it is in
-T_i; p_l is the propensity of label l.
-
-- P@k: hits in the first k places / k.
-- nDCG@k: Σ 1/log2(r + 1) over the hits in the first k places, divided by the same sum over the
-  places 1 … min(k, |T_i|), the best attainable value.
-- PSP@k: Σ 1/p_l over the hits in the first k places of all rows, divided by the best attainable
-  sum: the min(k, |T_i|) largest 1/p_l of every row.
-- PSnDCG@k: like PSP@k, with 1/(p_l · log2(r + 1)) instead of 1/p_l; the best attainable order puts
-  the largest 1/p_l first.
-- R@k: hits in the first k places / |T_i|.
-- Coverage@k: of the labels that are true in at least one row, the share that are a hit in at least
-  one row.
-- macro-F1@k: the mean F1 (below) of the labels, if each row is assigned its first k places.
-
-With row weights, every sum over rows counts a row as often as its weight says: a weight of 2 is the
-same as having the row twice, and a weight of 0 the same as leaving it out. Coverage counts labels,
-so weights above 0 do not change it.
-
-P, nDCG and R are means over all rows; a row without true labels contributes 0. PSP and PSnDCG are
-ratios of two sums over rows, not means of ratios, so such a row has no influence. An empty place
-(−1) is never a hit, and a label may occur in a row only once.
-
-The definitions are those of Jain, Prabhu & Varma, "Extreme Multi-label Loss Functions" (KDD 2016)
-as computed by the Repository's MATLAB scripts (``precision_wt_k.m``, ``nDCG_wt_k.m``). pyxclib and
-napkinXC compute PSnDCG differently: they divide each row by its own nDCG denominator before taking
-the two sums, which gives more weight to rows with fewer than k labels.
-
-Of sets of labels, and of probabilities:
-
-- F1 of a label: 2·hits/(times assigned + times true). micro-F1 sums these three numbers over all
-  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row,
-  because the many labels that are neither would otherwise dominate it.
-- ECE, the expected calibration error: predicted pairs of row and label are binned by probability,
-  in bins of equal width; the error of a bin is the difference between its mean probability and its
-  share of hits, and ECE is the mean error, weighted by the number of pairs.
+``docs/reference/metrics.md`` defines the metrics: those of the XMC Repository, as computed by its
+MATLAB scripts (``precision_wt_k.m``, ``nDCG_wt_k.m``), F1 and the calibration error. A *hit* is a
+place of a row's ranking with one of its true labels; an empty place (−1) never is. P, nDCG and R
+are means over rows, PSP and PSnDCG ratios of two sums over rows.
 """
 
 from __future__ import annotations
