@@ -22,10 +22,10 @@ SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 def find(name: str, part: str = "train") -> Path:
     """Return the file of a set's train or test part; exit if it does not exist."""
     folder = folder_of(name)
-    for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
-        if path.exists():
+    for ending in ("txt", "txt.gz", "jsonl.gz"):
+        if (path := folder / f"{part}.{ending}").exists():
             return path
-    sys.exit(f"no {part}.txt or {part}.txt.gz in {folder}: set DISMEC_DATA")
+    sys.exit(f"no {part}.txt, {part}.txt.gz or {part}.jsonl.gz in {folder}: set DISMEC_DATA")
 
 
 def folder_of(name: str) -> Path:

@@ -17,7 +17,7 @@ import data
 from dismec.data.dataset import save_data
 from dismec.data.synthetic import generate
 from dismec.report.estimate import estimate_training
-from dismec.report.facts import describe_model
+from dismec.report.facts import describe_model, describe_texts
 from dismec.report.figures import draw_frequencies, draw_weights
 from machine import print_heading
 
@@ -28,7 +28,7 @@ TRAIN = """
 import sys, time
 from dismec.cli import main
 
-main(["train", *sys.argv[1:], "--C", "1", "--quiet"], standalone_mode=False)
+main(["train", *sys.argv[1:], "--C", "1", "--no-calibrate", "--quiet"], standalone_mode=False)
 for line in open("/proc/self/status"):
     if line.startswith("VmHWM"):
         print(int(line.split()[1]) * 1024, time.process_time())
@@ -37,7 +37,7 @@ for line in open("/proc/self/status"):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="*", choices=data.SETS, default=data.SETS)
+    parser.add_argument("--sets", nargs="*", default=[*data.SETS, "wordnet-text"])
     parser.add_argument("--rows", type=int, nargs="*", default=[100_000], help="of generated data")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--figures", type=Path, help="folder for drawings of the sets")
@@ -48,14 +48,19 @@ def main() -> int:
     print(f"{'set':12} {'core-seconds':>20} {'peak, MB':>20} {'model, MB':>20}")
     missed = []
     for name in [*args.sets, *args.rows]:
-        if isinstance(name, int):
-            dataset = generate(name, name, name // 10, features_per_row=42, test_rows=0)[0]
-        else:
-            dataset = data.load(name)
-        expected = estimate_training(dataset.X, dataset.Y, threads=args.threads)
         with tempfile.TemporaryDirectory() as folder:
             source, model = Path(folder) / "train.xmc", Path(folder) / "model"
-            save_data(dataset, source)
+            if str(name).endswith("-text"):
+                source = data.find(name, "train")
+                expected = describe_texts(source, threads=args.threads)["training"]
+            else:
+                dataset = (
+                    generate(name, name, name // 10, features_per_row=42, test_rows=0)[0]
+                    if isinstance(name, int)
+                    else data.load(name)
+                )
+                expected = estimate_training(dataset.X, dataset.Y, threads=args.threads)
+                save_data(dataset, source)
             command = [sys.executable, "-c", TRAIN, source, "-o", model]
             command += ["--threads", str(args.threads)]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout

@@ -50,7 +50,7 @@ def train(
 
     Also return its estimates of the time left: pairs of seconds since the start and seconds left.
     """
-    options = ["train", data, "-o", model, "--C", "1", "--threads", threads]
+    options = ["train", data, "-o", model, "--C", "1", "--no-calibrate", "--threads", threads]
     begin = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "dismec", *map(str, options)],

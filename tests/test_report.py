@@ -192,6 +192,10 @@ def test_facts_of_texts_equal_a_count_by_hand(tmp_path):
     assert facts["label frequencies"]["rows"] == [2, 1]
     assert facts["characters of a text"] == {"edges": [1, 2, 3, 4, 5], "rows": [1, 1, 0, 1]}
     assert (facts["characters"], facts["rows without text"]) == (7, 1)
+    assert facts["training"]["labels to solve"] == 2
+    assert describe_texts(tmp_path / "a.jsonl", estimate=False)["training"] is None
+    (tmp_path / "empty.jsonl").write_text('{"text": "", "labels": ["x"]}\n')
+    assert describe_texts(tmp_path / "empty.jsonl")["training"] is None
     assert len(drawn(Page(make_page("a.jsonl", facts)))) == 2
 
 

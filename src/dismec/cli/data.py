@@ -173,7 +173,7 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
 
     data = reading.look(path)
     if data.is_texts:
-        return describe_texts(data, reading.fmt)
+        return describe_texts(data, reading.fmt, threads=threads)
     names = load_names(reading.names) if reading.names else None
     return describe_data(data, reading.labels, names=names, threads=threads)
 

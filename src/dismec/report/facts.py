@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.corpus import read_texts
+from dismec.data.corpus import Texts, read_texts
 from dismec.data.counts import counted
 from dismec.data.dataset import load_data
+from dismec.data.formats import detect
 from dismec.data.matrices import without_unused
 from dismec.data.text_format import TextFormat
+from dismec.errors import DataError
+from dismec.features.text_rows import learn, weighted_rows
+from dismec.features.vocabulary import TextParams
 from dismec.measure.breakdown import describe_frequencies, histogram
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished
@@ -27,6 +31,7 @@ from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
 from dismec.report.estimate import estimate_training
 from dismec.report.label_facts import describe_labels, strongest_pairs
 from dismec.solve.block import BINS, EDGES, SIDE, BlockStats, count_weights
+from dismec.training.params import TrainingParams
 
 _SECTIONS = (
     "label frequencies",
@@ -121,19 +126,27 @@ def describe_data(
     }
 
 
-def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) -> dict[str, Any]:
+def describe_texts(
+    path: str | os.PathLike[str],
+    fmt: TextFormat | None = None,
+    *,
+    estimate: bool = True,
+    threads: int | None = None,
+) -> dict[str, Any]:
     """Describe a file of texts, reading it one batch at a time.
 
-    The result is like that of `describe_data`, but the histogram is "characters of a text",
-    duplicates are "duplicate texts", and there is no estimate.
+    The arguments and the result are like those of `describe_data`, but the histogram is "characters
+    of a text", and duplicates are "duplicate texts". For an estimate the texts are read twice more,
+    and their words are the features.
     """
+    path, fmt = detect(path).read_twice(), fmt or TextFormat()
     numbers: dict[str, int] = {}
     labels: list[npt.NDArray[np.int32]] = []
     of_row: list[npt.NDArray[np.int64]] = []
     lengths: list[npt.NDArray[np.int64]] = []
     repeats = Duplicates()
     empty = 0
-    for batch in read_texts(path, fmt or TextFormat(), needs_labels=False):
+    for batch in read_texts(path, fmt, needs_labels=False):
         found = [numbers.setdefault(name, len(numbers)) for row in batch.labels for name in row]
         labels.append(np.array(found, np.int32))
         of_row.append(np.fromiter(map(len, batch.labels), np.int64, len(batch.labels)))
@@ -158,7 +171,19 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
         "characters of a text": histogram(of_text),
         **describe_labels(Y, list(numbers)),
         "duplicate texts": repeats.facts(Y),
+        "training": _estimate(Texts.of(path, fmt), threads) if estimate and Y.nnz else None,
     }
+
+
+def _estimate(texts: Texts, threads: int | None) -> dict[str, Any] | None:
+    """Estimate the cost of training on texts; None if they have no words."""
+    try:
+        vocabulary, names = learn(texts, TextParams(), threads=threads)
+    except DataError:
+        return None
+    numbers = {name: number for number, name in enumerate(names)}
+    rows, _ = weighted_rows(texts, vocabulary, numbers, threads=threads)
+    return estimate_training(rows.X, rows.Y, TrainingParams(tfidf=True), threads=threads)
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
