@@ -372,3 +372,18 @@ def test_merging_reports_dropped_probabilities_and_learns_them_on_request(tmp_pa
     assert result.exit_code == 0, result.output
     assert "left out" not in result.stderr
     assert open_model(tmp_path / "d").calibration is not None
+
+
+def test_names_of_features_must_be_the_same_if_both_are_known(tmp_path):
+    X, Y = random_problem()
+    frame = pd.DataFrame(X.toarray(), columns=[f"feature {i}" for i in range(X.shape[1])])
+    labels = pd.DataFrame(Y[:, :15].toarray(), columns=NAMES[:15])
+    DiSMECClassifier().fit(frame, labels).save(tmp_path / "one")
+    one = open_model(tmp_path / "one")
+    other = fit(X, Y[:, 15:], TrainingParams(), names=NAMES[15:])
+    assert list(merge_models([one, other]).names) == NAMES
+    frame.columns = reversed(frame.columns)
+    labels.columns = NAMES[15:30]
+    DiSMECClassifier().fit(frame, labels).save(tmp_path / "third")
+    with pytest.raises(ModelError, match="the names of their features differ"):
+        merge_models([tmp_path / "one", tmp_path / "third"])

@@ -117,14 +117,13 @@ class Rankings(ABC):
 
     def by_gain(self, alpha: float, log_p: Floats) -> Ranking | Gains:
         """Return the ranking by P/p^alpha or, without calibration, by score − alpha·log p."""
-        if alpha not in self._by_gain:
-            bonus = -alpha * log_p
-            if self.calibration is None:
-                ones = np.ones(self.n_labels, np.float32)
-                self._by_gain = {alpha: self._rescaled(ones, bonus.astype(np.float32))}
-            else:
-                self._by_gain = {alpha: Gains(self._rescaled, self.calibration, bonus)}
-        return self._by_gain[alpha]
+        found, bonus = self._by_gain.get(alpha), -alpha * log_p
+        if found is None and self.calibration is None:
+            found = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
+        elif found is None:
+            found = Gains(self._rescaled, self._calibrated(), bonus)
+        self._by_gain = {alpha: found}
+        return found
 
     def topk(
         self, X: Any, k: int, probabilities: bool, threads: int | None, allowed: Allowed | None

@@ -116,6 +116,9 @@ def _obstacles(one: Model, other: Model) -> Iterator[str]:
     for key, value in facts.items():
         if value != others.get(key):
             yield f"{key} is {value} in the first and {others.get(key)} in the second"
+    names = [(m.manifest.estimator or {}).get("feature_names") for m in (one, other)]
+    if all(names) and names[0] != names[1]:
+        yield "the names of their features differ"
     if one.vocabulary is not None and other.vocabulary is not None:
         arrays, its = one.vocabulary.to_arrays(), other.vocabulary.to_arrays()
         if not all(np.array_equal(arrays[name], its[name]) for name in arrays):
@@ -132,9 +135,8 @@ def _facts(model: Model) -> dict[str, Any]:
         "input": "rows" if manifest.text is None else "texts",
         **(manifest.text or {}),
         **transform.to_dict(),
-        "the names of features": (manifest.estimator or {}).get("feature_names"),
         "precision": model.precision,
-        **{key: manifest.params[key] for key in ("penalty", "weighting")},
+        **{key: manifest.params.get(key) for key in ("penalty", "weighting")},
         "labels have names": model.names is not None,
     }
 
