@@ -139,23 +139,23 @@ def test_the_directory_holds_both_stages_and_nothing_else(path):
 
 def wide_rows(model, X):
     """Compute the input of the second stage in plain NumPy: words, labels, dense features, bias."""
-    informed = model.transform
-    first = np.zeros((model.n_labels, informed.own.n_columns + 1), np.float32)
-    for shard in informed.first:
+    refined_transform = model.transform
+    first = np.zeros((model.n_labels, refined_transform.own.n_columns + 1), np.float32)
+    for shard in refined_transform.first:
         of_label = np.repeat(np.arange(len(shard.scales)), np.diff(shard.label_starts))
         first[shard.labels] = shard.unpack().toarray()[of_label]
-    own = informed.own.apply(X)
+    own = refined_transform.own.apply(X)
     scores = brute_force_scores(own, sp.csr_array(first))
-    scores[:, np.setdiff1d(np.arange(model.n_labels), informed.informing)] = -np.inf
-    how, n = informed.refinement, model.n_features
+    scores[:, np.setdiff1d(np.arange(model.n_labels), refined_transform.informing)] = -np.inf
+    how, n = refined_transform.refinement, model.n_features
     labels, best = topk(scores, how.labels)
     likely = np.zeros((own.shape[0], how.informing), np.float32)
     for row, column in np.argwhere(labels >= 0):
         t = how.slope * float(best[row, column])
-        place = np.searchsorted(informed.informing, labels[row, column])
+        place = np.searchsorted(refined_transform.informing, labels[row, column])
         likely[row, place] = 0.5 * how.scale * (1 + t / np.sqrt(1 + t * t))
     own = own.toarray()
-    bias = np.full((len(own), 1), informed.bias, np.float32)
+    bias = np.full((len(own), 1), refined_transform.bias, np.float32)
     return sp.csr_array(np.hstack([own[:, :n], likely, own[:, n:-1], bias]))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.remote_data import PlacedData
+from dismec.cluster.remote_data import RemoteData
 from dismec.cpu import physical_memory
 from dismec.data.counts import counted
 from dismec.data.mixed import check_features, is_mostly_full
@@ -55,7 +55,7 @@ class Job:
     parts: Parts
     manifest: Manifest
     costs: Costs | None = None  # factors for the losses of each label's rows
-    informed: RefinedTransform | None = None  # how rows are extended to X in a second stage
+    refined_transform: RefinedTransform | None = None  # from rows to X, in a second stage
 
     @classmethod
     def prepare(
@@ -67,8 +67,8 @@ class Job:
 
         Raises `DataError` if X, Y, the names or the weights are invalid.
         """
-        if isinstance(data.X, PlacedData):
-            return cls._of_placed(data, options)
+        if isinstance(data.X, RemoteData):
+            return cls._of_remote(data, options)
         params = options.params
         X = transform.take(data.X) if transform else check_features(_with_dense_part(data, options))
         if X.shape[0] == 0:
@@ -109,7 +109,7 @@ class Job:
         return cls(data, problem, params, transform, *described, options.costs)
 
     @classmethod
-    def _of_placed(cls, data: TrainingData, options: TrainOptions) -> Job:
+    def _of_remote(cls, data: TrainingData, options: TrainOptions) -> Job:
         """Return the job for data on cluster workers, which have already checked them."""
         facts, problem = data.X.facts, data.X.problem
         names = check_names(facts.names if data.names is None else data.names, problem.n_labels)
@@ -149,9 +149,9 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
-        if self.informed is None:
+        if self.refined_transform is None:
             return params
-        return replace(params, pruned_more=self.informed.pruned_more(params.delta))
+        return replace(params, pruned_more=self.refined_transform.pruned_more(params.delta))
 
     def with_facts(self, **facts: Any) -> Job:
         """Return the job with these entries added to the parameters in its manifest."""

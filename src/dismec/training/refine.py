@@ -272,16 +272,14 @@ class _Steps:
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
         """Return the job of the second stage."""
         transform = self._wide_transform
-        informed = RefinedTransform(job.transform, first.shards, self.refinement, job.params.bias)
+        refined_transform = RefinedTransform(
+            job.transform, first.shards, self.refinement, job.params.bias
+        )
         receipts: tuple[ShardReceipt, ...] = ()
         if self.store.directory:
             folder = self.store.folder("first")
             receipts = _link_shards(self.store.directory, folder, first.manifest)
-        manifest = replace(
-            job.manifest,
-            refined=self.refinement.to_dict(),
-            first=receipts,
-        )
+        manifest = replace(job.manifest, refined=self.refinement.to_dict(), first=receipts)
         data = TrainingData(wide, job.data.Y, job.data.weights)
         return replace(
             job,
@@ -289,7 +287,7 @@ class _Steps:
             problem=Problem(wide, data.Y, transform, data.weights, job.costs),
             transform=transform,
             manifest=manifest,
-            informed=informed,
+            refined_transform=refined_transform,
         )
 
 
