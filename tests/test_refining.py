@@ -345,6 +345,18 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
 
 
 @pytest.mark.cluster
+@both_only
+def test_a_cluster_refines_a_model_in_memory(refined, dask_cluster, tmp_path):
+    there = fit(*refined.data, REFINE, names=NAMES, cluster=str(dask_cluster))
+    for given, expected in zip(
+        there.predict_topk(refined.X_test), refined.model.predict_topk(refined.X_test), strict=True
+    ):
+        np.testing.assert_array_equal(given, expected, strict=True)
+    there.save(tmp_path / "model")
+    assert files_of(tmp_path / "model") == files_of(refined.path)
+
+
+@pytest.mark.cluster
 @sparse_and_both
 def test_a_cluster_trains_and_predicts_the_same(refined, dask_cluster, tmp_path):
     from dismec.cluster.cluster_model import ClusterModel

@@ -132,23 +132,22 @@ def run_in_memory(job: Job, executor: Executor, progress: Progress | None) -> Mo
 
     On a cluster, it is trained in a temporary directory and memory-mapped from there.
     """
+    transform, counts = job.refined_transform or job.transform, job.parts.labels.counts
     if executor.cluster is not None:
         with TemporaryDirectory(prefix="dismec-", ignore_cleanup_errors=True) as folder:
-            run_into(Path(folder), job, None, executor, progress)
-            return open_model(folder, check=False)
+            manifest = run_into(Path(folder), job, None, executor, progress)
+            shards = weight_files.read_shards(Path(folder), manifest, counts, check=False)
+            return Model.from_shards(manifest, transform, job.parts, shards)
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
     blocks = list(_solve_locally(job, everything, lambda block: block, executor.threads, progress))
+    solved = [(block.labels, block.weights, block.rows) for block in blocks]
     packing = Packing(
-        [(block.labels, block.weights, block.rows) for block in blocks],
-        job.problem.n_columns,
-        job.params.precision,
-        job.parts.labels.counts,
-        threads=executor.threads,
+        solved, job.problem.n_columns, job.params.precision, counts, threads=executor.threads
     )
     shards = packing.each(lambda _, shard: shard, executor.threads)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
-    return Model.from_shards(manifest, job.refined_transform or job.transform, job.parts, shards)
+    return Model.from_shards(manifest, transform, job.parts, shards)
 
 
 def run_into(
