@@ -228,13 +228,13 @@ def _solve_on_cluster(
     file = Path(data.source) if data.source else data_file(directory, data.fingerprint)
     # The file that texts were read into has neither dense features nor weights of pairs.
     more = data.pairs is not None or bool(job.transform.dense)
-    if remote is None and (more or not file.exists()):
-        data.save(file)
     if remote is None:
-        there = FileSpec(str(file.resolve()), file.stat().st_size, data.fingerprint)
+        if more or not file.exists():
+            data.save(file)
+        path, size, home = str(file.resolve()), file.stat().st_size, None
     else:
-        there = FileSpec(remote.path, remote.facts.size, data.fingerprint)
-    home = None if remote is None else remote.home
+        path, size, home = remote.path, remote.facts.size, remote.home
+    there = FileSpec(path, size, data.fingerprint)
     blocks = partial(job.blocks, held, first)
     given = ClusterJob(directory, there, home, job.solver, job.transform, blocks, job.work)
     yield from solve_on_cluster(cluster, given, count)
