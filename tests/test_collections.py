@@ -338,12 +338,12 @@ def test_collections_that_do_not_fit_are_refused_in_one_line(X, Y, reason):
 
 def test_collections_are_recognized_without_dask():
     X = blocks(4, 4, chunks=(2, 4))
-    assert remote_data.is_placed(X)
-    assert remote_data.is_placed([X, X])
-    assert remote_data.is_placed("data.xmc")
-    assert not remote_data.is_placed(np.zeros((2, 2)))
-    assert not remote_data.is_placed([np.zeros((2, 2))])
-    assert not remote_data.is_placed([[1.0, 2.0], [3.0, 4.0]])
+    assert remote_data.is_remote(X)
+    assert remote_data.is_remote([X, X])
+    assert remote_data.is_remote("data.xmc")
+    assert not remote_data.is_remote(np.zeros((2, 2)))
+    assert not remote_data.is_remote([np.zeros((2, 2))])
+    assert not remote_data.is_remote([[1.0, 2.0], [3.0, 4.0]])
 
 
 @pytest.fixture

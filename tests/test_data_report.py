@@ -267,11 +267,11 @@ def test_data_with_few_or_no_labels_has_facts(shape):
 
 
 def test_duplicate_texts_are_found_across_batches_whatever_their_white_space():
-    repeats = Duplicates()
-    repeats.add(["a  b", "other", "", "x" * 200])
-    repeats.add(["a b\n", "", "x" * 200, " a b"])
+    duplicates = Duplicates()
+    duplicates.add(["a  b", "other", "", "x" * 200])
+    duplicates.add(["a b\n", "", "x" * 200, " a b"])
     Y = indicator([{0}, {1}, set(), {0, 1}, {0}, set(), {0, 1}, {1}], 2)
-    facts = repeats.facts(Y)
+    facts = duplicates.facts(Y)
     assert (facts["groups"], facts["rows"], facts["groups whose labels differ"]) == (2, 5, 1)
     first, second = facts["examples"]
     assert first == {"times": 3, "rows": [1, 5, 8], "labels differ": True, "text": "a b"}

@@ -461,20 +461,22 @@ def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
     page = visit(server, failures=["400"])
     page.fill("#text", TEXT)
     expect(page.locator("#list li")).to_have_count(5)
-    page.click("#narrow > summary")
+    page.click("#filters > summary")
     page.fill("#prefix", "sHi")
     expect(page.locator("#list .name")).to_have_text(["ships"])
-    expect(page.locator("#narrowed")).to_have_text("Restricted to labels that start with “sHi”.")
+    expect(page.locator("#filters-state")).to_have_text(
+        "Restricted to labels that start with “sHi”."
+    )
     page.fill("#prefix", "no label begins so")
     expect(page.locator("#nothing")).to_have_text("No label matches the restrictions.")
     page.fill("#prefix", "")
     page.fill("#group", "party 🎉\n\n fruit \nfruit")
     page.locator("#group").blur()
     expect(page.locator("#list .name")).to_have_text(["fruit", "party 🎉"])
-    expect(page.locator("#narrowed")).to_contain_text("2 labels of your list")
-    page.click("#narrow > summary")
-    expect(page.locator("#narrowed")).to_be_visible()  # even while the fields are folded
-    page.click("#narrow > summary")
+    expect(page.locator("#filters-state")).to_contain_text("2 labels of your list")
+    page.click("#filters > summary")
+    expect(page.locator("#filters-state")).to_be_visible()  # even while the fields are folded
+    page.click("#filters > summary")
     page.fill("#group", "fruit\nnobody")
     page.locator("#group").blur()
     expect(page.locator("#notice")).to_contain_text("no label 'nobody'")
@@ -482,7 +484,7 @@ def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
     page.locator("#group").blur()
     expect(page.locator("#list li")).to_have_count(5)
     expect(page.locator("#notice")).to_be_hidden()
-    expect(page.locator("#narrowed")).to_be_hidden()
+    expect(page.locator("#filters-state")).to_be_hidden()
 
 
 def test_search_is_a_combobox_that_says_when_nothing_is_found(server, visit):
@@ -661,9 +663,9 @@ def test_file_of_texts_comes_back_as_csv(server, visit, tmp_path, name):
 def test_files_are_restricted_to_the_same_labels_as_the_text(server, visit, tmp_path):
     page = visit(server)
     page.fill("#text", "apple\nvessel")
-    page.click("#narrow > summary")
+    page.click("#filters > summary")
     page.fill("#prefix", "ships")
-    page.click("#many > summary")
+    page.click("#batch-panel > summary")
     page.click("#lines")
     page.click("#batch-go")
     expect(page.locator("#batch-table tbody tr")).to_have_count(2)
@@ -675,7 +677,7 @@ def test_files_are_restricted_to_the_same_labels_as_the_text(server, visit, tmp_
 def test_lines_of_the_field_are_texts_and_only_assigned_labels_are_given(server, visit, tmp_path):
     page = visit(server)
     page.fill("#text", "apple banana pear\n\nharbour vessel cargo\nXyzzy")
-    page.click("#many summary")
+    page.click("#batch-panel summary")
     page.click("#lines")
     expect(page.locator("#batch-go")).to_have_text("Find labels for 3 texts")
     page.select_option("#batch-kind", "assigned")

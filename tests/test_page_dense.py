@@ -65,7 +65,7 @@ def test_numbers_are_accepted_as_json_csv_or_as_numpy_prints_them(alone, folder,
     page = visit(alone)
     expect(page.locator("#dense-state")).to_have_text("The model needs 20 dense features.")
     expect(page.locator("#text")).to_be_hidden()
-    expect(page.locator("#many")).to_be_hidden()
+    expect(page.locator("#batch-panel")).to_be_hidden()
     ways = ("[{}]", ", "), ("{}", ","), ("{}\n", "\n"), ("[{}]", " "), ("[[{}]]", ",")
     for row, (around, between) in zip(np.load(folder / "E.npy"), ways, strict=False):
         spelled = between.join(repr(float(value)) for value in row)
@@ -155,7 +155,7 @@ def test_text_and_dense_features_are_sent_together(texts, folder, visit):
     expect(page.locator("#nothing")).to_have_text(
         "No dense features given; the model needs 6 in addition to the text."
     )
-    expect(page.locator("#many")).to_be_hidden()
+    expect(page.locator("#batch-panel")).to_be_hidden()
     vector = embeddings_of()[0]
     page.fill("#dense", str(vector.tolist()))
     model = open_model(folder / "texts")

@@ -269,16 +269,16 @@ def test_page_restricts_predictions_to_the_chosen_node(server, visit):
     page.click("#tree > summary")
     pick = page.get_by_role("button", name="plants", exact=True)
     pick.click()
-    expect(page.locator("#narrowed")).to_have_text("Restricted to labels below “plants”.")
+    expect(page.locator("#filters-state")).to_have_text("Restricted to labels below “plants”.")
     expect(pick).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#list .name", has_text="dog 1")).to_have_count(0)
     expect(names.first).to_have_text("tree 2")
     assert set(names.all_inner_texts()) == below("plants")
     page.click("#tree > summary")  # also shown while the tree is folded
-    expect(page.locator("#narrowed")).to_be_visible()
+    expect(page.locator("#filters-state")).to_be_visible()
     page.click("#widen")
     expect(page.locator("#list .name", has_text="dog 1")).to_be_visible()
-    expect(page.locator("#narrowed")).to_be_hidden()
+    expect(page.locator("#filters-state")).to_be_hidden()
     page.click("#tree > summary")
     expect(pick).to_have_attribute("aria-pressed", "false")
 
@@ -331,7 +331,7 @@ def test_tree_fits_a_phone_with_enough_contrast(server, visit, scheme):
     page.tap("#tree > summary")
     page.get_by_role("button", name="Children of animals").tap()
     page.get_by_role("button", name="dogs", exact=True).tap()
-    expect(page.locator("#narrowed")).to_contain_text("“dogs” and the labels below it")
+    expect(page.locator("#filters-state")).to_contain_text("“dogs” and the labels below it")
     expect(page.locator("#list .name").first).to_have_text("dog 1")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     for button in page.locator("#tree button:visible, #widen").all():

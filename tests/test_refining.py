@@ -139,23 +139,23 @@ def test_the_directory_holds_both_stages_and_nothing_else(path):
 
 def wide_rows(model, X):
     """Compute the input of the second stage in plain NumPy: words, labels, dense features, bias."""
-    informed = model.transform
-    first = np.zeros((model.n_labels, informed.own.n_columns + 1), np.float32)
-    for shard in informed.first:
+    refined_transform = model.transform
+    first = np.zeros((model.n_labels, refined_transform.own.n_columns + 1), np.float32)
+    for shard in refined_transform.first:
         of_label = np.repeat(np.arange(len(shard.scales)), np.diff(shard.label_starts))
         first[shard.labels] = shard.unpack().toarray()[of_label]
-    own = informed.own.apply(X)
+    own = refined_transform.own.apply(X)
     scores = brute_force_scores(own, sp.csr_array(first))
-    scores[:, np.setdiff1d(np.arange(model.n_labels), informed.informing)] = -np.inf
-    how, n = informed.refinement, model.n_features
+    scores[:, np.setdiff1d(np.arange(model.n_labels), refined_transform.informing)] = -np.inf
+    how, n = refined_transform.refinement, model.n_features
     labels, best = topk(scores, how.labels)
     likely = np.zeros((own.shape[0], how.informing), np.float32)
     for row, column in np.argwhere(labels >= 0):
         t = how.slope * float(best[row, column])
-        place = np.searchsorted(informed.informing, labels[row, column])
+        place = np.searchsorted(refined_transform.informing, labels[row, column])
         likely[row, place] = 0.5 * how.scale * (1 + t / np.sqrt(1 + t * t))
     own = own.toarray()
-    bias = np.full((len(own), 1), informed.bias, np.float32)
+    bias = np.full((len(own), 1), refined_transform.bias, np.float32)
     return sp.csr_array(np.hstack([own[:, :n], likely, own[:, n:-1], bias]))
 
 
@@ -342,6 +342,18 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(kind, tmp_path):
         while run_killed(command, path, rng):
             kills += 1
         assert files_of(path) == expected
+
+
+@pytest.mark.cluster
+@both_only
+def test_a_cluster_refines_a_model_in_memory(refined, dask_cluster, tmp_path):
+    there = fit(*refined.data, REFINE, names=NAMES, cluster=str(dask_cluster))
+    for given, expected in zip(
+        there.predict_topk(refined.X_test), refined.model.predict_topk(refined.X_test), strict=True
+    ):
+        np.testing.assert_array_equal(given, expected, strict=True)
+    there.save(tmp_path / "model")
+    assert files_of(tmp_path / "model") == files_of(refined.path)
 
 
 @pytest.mark.cluster

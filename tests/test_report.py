@@ -77,7 +77,7 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self.open == []
-        own = (files_of("dismec.report") / "page.js").read_text().strip()
+        own = (files_of("dismec.report") / "report.js").read_text().strip()
         assert [script for kind, script in self.scripts if kind is None] in ([], [own])
         self.tables = [json.loads(script) for kind, script in self.scripts if kind]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import fields, replace
 from unittest import mock
 
@@ -21,10 +22,14 @@ from dismec import (
     train_text,
 )
 from dismec.cli import main
-from dismec.data.training_file import fingerprint
+from dismec.cluster.file_copies import FileSpec, NeedsFile
+from dismec.cluster.solve_tasks import Run
+from dismec.data.training_file import TrainingData, fingerprint
+from dismec.features.transform import Transform
 from dismec.model.manifest import PRECISIONS
 from dismec.solve.costs import WEIGHTINGS
-from dismec.solve.problem import PENALTIES
+from dismec.solve.problem import PENALTIES, SolverParams
+from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=10, delta="auto", calibrate=True)
 
@@ -138,27 +143,76 @@ def data():
     return random_problem(rows=600)
 
 
-def test_the_data_are_hashed_once_however_many_stages_there_are(tmp_path, data):
-    hashed = []
+@pytest.fixture
+def hashed():
+    """The shapes of the rows that this process hashes."""
+    shapes = []
 
     def count(*arrays):
-        hashed.append(arrays[0].shape)
+        shapes.append(arrays[0].shape)
         return fingerprint(*arrays)
 
-    params = replace(PARAMS, C="auto", refine=True)
     with mock.patch("dismec.data.training_file.fingerprint", count):
-        model = train(*data, tmp_path / "model", params)
+        yield shapes
+
+
+def test_the_data_are_hashed_once_however_many_stages_there_are(tmp_path, data, hashed):
+    params = replace(PARAMS, C="auto", refine=True)
+    model = train(*data, tmp_path / "model", params)
     assert hashed == [data[0].shape]
     assert model.params.keys() >= {"C_table", "delta_effect", "refine_effect", "calibrated"}
     assert model.manifest.data == fingerprint(*data)
 
 
-def test_texts_are_hashed_once(tmp_path):
+@pytest.mark.cluster
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_the_data_are_hashed_once_on_a_cluster(tmp_path, data, hashed, dask_cluster, in_memory):
+    params = replace(PARAMS, refine=True)
+    if in_memory:
+        model = fit(*data, params, cluster=str(dask_cluster))
+    else:
+        model = train(*data, tmp_path / "model", params, cluster=str(dask_cluster))
+    assert hashed == [data[0].shape]
+    assert model.params.keys() >= {"delta_effect", "refine_effect", "calibrated"}
+    assert model.manifest.data == fingerprint(*data)
+    here = train(*data, tmp_path / "here", params)
+    assert (model.weights != here.weights).nnz == 0
+
+
+def test_workers_refuse_the_rows_of_another_stage(tmp_path, data, monkeypatch):
+    """Rows of a stage are not hashed, neither here nor there: their file says what they are."""
+    X, Y = data
+    transform, path = Transform.fit(X), tmp_path / "data.xmc"
+    monkeypatch.setattr("dismec.cluster.file_copies.this_worker", lambda: "here")
+    monkeypatch.setattr("dismec.cluster.file_copies.scratch_directory", lambda _: tmp_path)
+    with mock.patch("dismec.data.training_file.fingerprint", side_effect=AssertionError):
+        for rows in (TrainingData(X, Y, hashed="one"), TrainingData(X[::-1], Y, hashed="two")):
+            rows.save(path)
+            file = FileSpec(str(path), path.stat().st_size, "one")
+            run = Run(str(tmp_path), file, SolverParams(), transform)
+            if rows.hashed == "one":
+                assert run.problem(None).n_rows == X.shape[0]
+            else:
+                with pytest.raises(NeedsFile):
+                    run.problem(None)
+
+
+@pytest.mark.parametrize("into", ["directory", "memory"])
+@pytest.mark.parametrize("validation", [False, True])
+def test_texts_are_hashed_once(tmp_path, hashed, into, validation):
+    rows = [(f"some words {i % 5} word{i % 7}", [f"label {i % 5}"]) for i in range(40)]
     texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "some words", "labels": ["a"]}\n' * 20)
-    with mock.patch("dismec.data.training_file.fingerprint", return_value="0" * 64) as hashing:
-        train_text(texts, tmp_path / "model", TrainingParams(tfidf=True, calibrate=True))
-    assert hashing.call_count == 1
+    texts.write_text("".join(json.dumps({"text": t, "labels": y}) + "\n" for t, y in rows))
+    params = TrainingParams(tfidf=True, best=True)
+    if into == "directory":
+        judge = texts if validation else None
+        model = train_text(texts, tmp_path / "model", params, validation=judge)
+    else:
+        judge = tuple(zip(*rows, strict=True)) if validation else None
+        model = DiSMECTextClassifier(best=True).fit(*zip(*rows, strict=True), judge).model_
+    assert sum(row["entries"] > 0 for row in model.params["terms_table"]) > 1
+    # The rows to judge by are hashed as well, if they are not taken from the texts.
+    assert hashed == [(40, model.n_features)] * (1 + validation)
 
 
 def test_an_unfinished_edit_gives_way_to_another_one_with_a_warning(tmp_path, data, caplog):

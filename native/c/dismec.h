@@ -9,10 +9,9 @@
  * all labels, ties to the smaller label. A model directory is opened as `dismec train` writes it,
  * and mapped into memory: a large model opens instantly, and processes share one copy of it.
  *
- * Not supported: refined models, models with dense features, and formats before version 3. Texts
- * must be turned into counts elsewhere: in a text model, feature i is the i-th term of its
- * vocabulary. Checksums are not verified; a damaged file may change scores, but nothing outside the
- * file is read.
+ * Not supported: refined models, and models with dense features. Texts must be turned into counts
+ * elsewhere: in a text model, feature i is the i-th term of its vocabulary. Checksums are not
+ * verified; a damaged file may change scores, but nothing outside the file is read.
  *
  * Several threads may use a model at once. It must not be edited while it is open.
  */

@@ -1,5 +1,5 @@
 #include "bindings.hpp"
-#include "data/rows.hpp"
+#include "data/copy_rows.hpp"
 
 namespace dismec::bind {
 

@@ -57,7 +57,7 @@ def _size_option(flag: str, default: int, text: str, least: int = 1) -> Callable
 @click.command()
 @click.argument("path", type=PATH)
 @click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")
-@click.option("--csv", "sheet", type=PATH, help="Write a table of all labels to this file.")
+@click.option("--csv", "label_csv", type=PATH, help="Write a table of all labels to this file.")
 @click.option(
     "--test", type=PATH, metavar="DATA", help="Test data to evaluate a model on, per label."
 )
@@ -69,7 +69,7 @@ def _size_option(flag: str, default: int, text: str, least: int = 1) -> Callable
 def inspect(
     path: Path,
     page: Path | None,
-    sheet: Path | None,
+    label_csv: Path | None,
     test: Path | None,
     hierarchy: Path | None,
     overwrite: bool,
@@ -84,8 +84,8 @@ def inspect(
     overall and per label, compared with predicting the most frequent labels or random ones. With
     --hierarchy: the tree of its labels, and how good it is at each level.
     """
-    _check_inspection(path, page, sheet, test, hierarchy, reading)
-    check_new_files(page, sheet, overwrite=overwrite)
+    _check_inspection(path, page, label_csv, test, hierarchy, reading)
+    check_new_files(page, label_csv, overwrite=overwrite)
     if path.is_dir():
         facts = _facts_of_model(path, test, hierarchy, reading, threads)
     else:
@@ -94,10 +94,10 @@ def inspect(
         from dismec.report.inspection import write_page
 
         write_page(page, path, facts)
-    if sheet is not None:
+    if label_csv is not None:
         from dismec.report.label_facts import write_label_csv
 
-        write_label_csv(sheet, facts.get("test", facts)["all labels"])
+        write_label_csv(label_csv, facts.get("test", facts)["all labels"])
     if as_json:
         click.echo(json.dumps(facts, indent=1))
     else:
@@ -107,13 +107,13 @@ def inspect(
 def _check_inspection(
     path: Path,
     page: Path | None,
-    sheet: Path | None,
+    label_csv: Path | None,
     test: Path | None,
     hierarchy: Path | None,
     reading: Reading,
 ) -> None:
     """Reject invalid combinations before anything is read."""
-    for target in (page, sheet):
+    for target in (page, label_csv):
         for source in (path, test, hierarchy):
             if target and source and target.resolve().is_relative_to(source.resolve()):
                 raise click.UsageError(f"{target} would overwrite {source}: choose another file")
@@ -125,7 +125,7 @@ def _check_inspection(
     if path.is_dir() and test is None:
         if reading.names or reading.labels:
             raise click.UsageError("--label-names and --labels require --test for a model")
-        if sheet is not None:
+        if label_csv is not None:
             raise click.UsageError("--csv requires --test for a model")
     if page is not None:
         from dismec.report.figures import check_drawing

@@ -21,7 +21,7 @@ import scipy.sparse as sp
 
 from dismec.cluster.client import Cluster, Tasks, this_worker
 from dismec.cluster.file_copies import LocalCopy, report_full_disk
-from dismec.cluster.remote_data import DataFacts, PlacedData, as_parts, is_collection, is_path
+from dismec.cluster.remote_data import DataFacts, RemoteData, as_parts, is_collection, is_path
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
 from dismec.data.matrices import check_X, check_Y, rows_of_pairs
@@ -38,7 +38,7 @@ _ROWS = "rows"  # the kind of a block whose rows include their labels
 @contextmanager
 def gathered(
     cluster: Cluster, X: Any, Y: Any, transform: Mapping[str, Any], n_labels: int | None = None
-) -> Iterator[PlacedData]:
+) -> Iterator[RemoteData]:
     """Gather the workers' data in a file on one of them, for the duration of the context.
 
     X and Y are Dask arrays whose blocks are whole rows; or a bag of rows, or the path of a file,
@@ -67,7 +67,7 @@ def gathered(
         file = submit(_GrowingFile.finish, file, n_labels)
     facts = submit(_facts_of, file, transform)
     _outcome(cluster, facts)
-    yield PlacedData(*facts.result())
+    yield RemoteData(*facts.result())
     del file  # the worker removes its copy
 
 

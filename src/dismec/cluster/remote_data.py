@@ -29,7 +29,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class PlacedData:
+class RemoteData:
     """The rows and labels of a training run, in a file that a worker can read."""
 
     facts: DataFacts
@@ -50,7 +50,7 @@ class PlacedData:
         return ProblemFacts(*sizes, facts.label_counts, equal)
 
 
-def is_placed(X: Any) -> bool:
+def is_remote(X: Any) -> bool:
     """Return whether X is a Dask collection, a list of them, or the path of a file."""
     return is_path(X) or any(map(is_collection, as_parts(X)))
 

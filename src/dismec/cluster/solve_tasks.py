@@ -155,7 +155,7 @@ class Run:
             return self._problem
 
     def _load(self, path: Path) -> TrainingData:
-        rows = TrainingData.map(path)
+        rows = TrainingData.map(path)  # states its fingerprint if the client has written it
         if rows.fingerprint != self.data.digest:
             raise DataError(f"{path}: not the data of this training")
         return rows

@@ -82,7 +82,7 @@ class TrainingData:
     pairs: Any = None  # weights of (row, label) pairs: a sparse matrix, or a file
     names: Sequence[str] | None = None  # of labels
     source: StrPath | None = None  # the ``.xmc`` file that holds exactly these X and Y
-    hashed: str | None = None  # the fingerprint, if it is known
+    hashed: str | None = None  # the fingerprint, or what stands for it, if it is known
 
     def checked(self, X: Any) -> TrainingData:
         """Check everything but X, which has been, and leave out what has weight 0.
@@ -127,7 +127,7 @@ class TrainingData:
 
         Raises `DataError` if the file is not a binary dataset or is damaged.
         """
-        arrays, n_rows, n_features, n_labels = _open_xmc(path)
+        arrays, n_rows, n_features, n_labels, identity = _open_xmc(path)
         x, y = ("x.indptr", "x.indices", "x.data"), ("y.indptr", "y.indices")
         check_entries("X", path, [arrays[name] for name in x], n_features)
         check_entries("Y", path, [arrays[name] for name in y], n_labels)
@@ -150,15 +150,14 @@ class TrainingData:
                 names = check_names(stored, n_labels)
         except (ContainerError, DataError) as error:
             raise DataError(f"{path}: {error}") from error
-        return cls(X, Y, weights, pairs, names)
+        return cls(X, Y, weights, pairs, names, hashed=identity)
 
     def save(self, path: Path) -> None:
-        """Write checked data to a file, atomically."""
-        X = self.X
-        sparse: Any = X.sparse if isinstance(X, MixedRows) else X
-        dense = X.dense if isinstance(X, MixedRows) else None
+        """Write checked data to a file that states the fingerprint if `hashed`, atomically."""
+        X: Any = self.X
+        sparse, dense = (X.sparse, X.dense) if isinstance(X, MixedRows) else (X, None)
         arrays = checked_arrays(path, sparse, self.Y)
-        write_xmc(path, *arrays, None, self.weights, dense, self.pairs)
+        write_xmc(path, *arrays, None, self.weights, dense, self.pairs, self.hashed)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -203,10 +202,11 @@ def write_xmc(
     weights: RowWeights | None = None,
     dense: NDArray[np.float32] | Spooled | None = None,
     pairs: csr_array[Any] | None = None,
+    identity: str | None = None,
 ) -> None:
     """Write arrays that are known to be valid as a binary dataset, atomically.
 
-    Row `weights`, `dense` features and the weights of `pairs` are for training on a cluster.
+    Row `weights`, `dense` features, `pairs` and `identity` are for training on a cluster.
     """
     arrays: dict[str, NDArray[Any] | Spooled] = {
         "x.indptr": x[0].astype(np.int64, copy=False),
@@ -225,11 +225,12 @@ def write_xmc(
     arrays |= {name: extra for name, extra in extras.items() if extra is not None}
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
+    metadata |= {"identity": identity} if identity else {}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
 
 
-def _open_xmc(path: Path) -> tuple[dict[str, NDArray[Any]], int, int, int]:
-    """Return the arrays of a binary dataset, and its numbers of rows, features and labels.
+def _open_xmc(path: Path) -> tuple[dict[str, NDArray[Any]], int, int, int, str | None]:
+    """Return arrays of a binary dataset, numbers of rows, features and labels, and its identity.
 
     The entries of the arrays are not checked yet. They are read-only.
     """
@@ -257,7 +258,7 @@ def _open_xmc(path: Path) -> tuple[dict[str, NDArray[Any]], int, int, int]:
         len(arrays[name]) != n_rows + 1 for name in ("x.indptr", "y.indptr")
     ):
         raise DataError(f"{path}: the arrays disagree with the number of rows")
-    return arrays, n_rows, n_features, n_labels
+    return arrays, n_rows, n_features, n_labels, metadata.get("identity")
 
 
 def _matrix(

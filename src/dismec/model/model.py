@@ -27,7 +27,7 @@ from dismec.model.calibration import Calibration
 from dismec.model.explanation import Explanation, explain
 from dismec.model.label_index import LabelNames
 from dismec.model.manifest import Manifest
-from dismec.model.model_metrics import evaluate
+from dismec.model.model_metrics import metrics_of_predictions
 from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.pruning import pruned_params, repacked
 from dismec.model.rankings import Rankings, ShardRankings, assigned, ranked
@@ -615,7 +615,7 @@ class Model:
             return reduce(or_, (truth.metrics(top, [k], weights) for k, top in tops.items()))
         assign = partial(self.assign, rows, allowed=chosen, threads=threads)
         by_score = not self._ranks_by_probability(rank)
-        return evaluate(truth, ks, weights, topk, assign, self.calibration, by_score)
+        return metrics_of_predictions(truth, ks, weights, topk, assign, self.calibration, by_score)
 
     def truth_of(
         self,

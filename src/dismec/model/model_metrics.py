@@ -16,7 +16,7 @@ from dismec.model.rankings import MACRO_F1, MICRO_F1
 from dismec.model.scoring import Labels, Scores
 
 
-def evaluate(
+def metrics_of_predictions(
     truth: Truth,
     ks: Sequence[int],
     weights: WeightsLike | None,

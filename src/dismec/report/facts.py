@@ -144,7 +144,7 @@ def describe_texts(
     labels: list[npt.NDArray[np.int32]] = []
     of_row: list[npt.NDArray[np.int64]] = []
     lengths: list[npt.NDArray[np.int64]] = []
-    repeats = Duplicates()
+    duplicates = Duplicates()
     empty = 0
     for batch in read_texts(path, fmt, needs_labels=False):
         found = [numbers.setdefault(name, len(numbers)) for row in batch.labels for name in row]
@@ -152,7 +152,7 @@ def describe_texts(
         of_row.append(np.fromiter(map(len, batch.labels), np.int64, len(batch.labels)))
         lengths.append(np.fromiter(map(len, batch.texts), np.int64, len(batch.texts)))
         empty += sum(not text.strip() for text in batch.texts)
-        repeats.add(batch.texts)
+        duplicates.add(batch.texts)
     indices, ends = np.concatenate(labels), np.append(0, np.cumsum(np.concatenate(of_row)))
     n_rows, n_labels = len(ends) - 1, len(numbers)
     Y = sp.csr_array((np.ones(len(indices), np.uint8), indices, ends), (n_rows, n_labels))
@@ -170,7 +170,7 @@ def describe_texts(
         "label frequencies": describe_frequencies(np.bincount(Y.indices, minlength=n_labels)),
         "characters of a text": histogram(of_text),
         **describe_labels(Y, list(numbers)),
-        "duplicate texts": repeats.facts(Y),
+        "duplicate texts": duplicates.facts(Y),
         "training": _estimate(Texts.of(path, fmt), threads) if estimate and Y.nnz else None,
     }
 

@@ -20,7 +20,7 @@ from dismec.report.facts import shown
 from dismec.report.sections import Section
 
 MOST_LABELS = 20_000  # labels on a page
-_AT_ONCE = 50  # labels shown before the reader asks for more; page.js has the same number
+_AT_ONCE = 50  # labels shown before the reader asks for more; report.js has the same number
 
 
 @cache
@@ -31,7 +31,7 @@ def _resource(name: str) -> str:
 def page_of(title: str, sections: Iterable[str]) -> str:
     """Return a page of HTML sections, with the script if there is a table of labels."""
     title, body = html_text(title), "\n".join(sections)
-    script = _resource("page.js") if 'class="labels"' in body or "<details" in body else ""
+    script = _resource("report.js") if 'class="labels"' in body or "<details" in body else ""
     source = b64encode(sha256(script.encode()).digest()).decode()
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -41,7 +41,7 @@ def page_of(title: str, sections: Iterable[str]) -> str:
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{_resource('page.css')}\n</style>\n</head>\n<body>\n"
+        f"<title>{title}</title>\n<style>\n{_resource('report.css')}\n</style>\n</head>\n<body>\n"
         f"<h1>{title}</h1>\n{body}\n"
         + (f"<script>{script}</script>\n" if script else "")
         + "</body>\n</html>\n"

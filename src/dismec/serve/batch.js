@@ -97,7 +97,7 @@ function showSending(busy) {
 }
 
 async function takeFile(file) {
-  at("many").open = true;
+  at("batch-panel").open = true;
   try {
     const [first, second] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
     const zipped = first === 0x1f && second === 0x8b;

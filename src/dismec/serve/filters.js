@@ -22,23 +22,23 @@ function showNarrowed() {
   if (prefix) parts.push(`labels that start with “${prefix}”`);
   if (only) parts.push(`${count(only.length, "label")} of your list`);
   at("widen").hidden = !group;
-  at("narrowed").textContent = parts.length ? `Restricted to ${parts.join(" that are among the ")}.` : "";
+  at("filters-state").textContent = parts.length ? `Restricted to ${parts.join(" that are among the ")}.` : "";
 }
 
-function narrow() {
+function filtersChanged() {
   showNarrowed();
   clearTimeout(pause);
-  if (isGiven()) pause = setTimeout(findLabels, PAUSE);
+  if (hasInput()) pause = setTimeout(findLabels, PAUSE);
 }
 
-at("prefix").addEventListener("input", narrow);
-at("group").addEventListener("change", narrow);
+at("prefix").addEventListener("input", filtersChanged);
+at("group").addEventListener("change", filtersChanged);
 at("group").addEventListener("input", event => {  // while a line is being typed, it is not a label yet
-  if (event.inputType === "insertFromPaste") narrow();
+  if (event.inputType === "insertFromPaste") filtersChanged();
 });
 at("prefix").addEventListener("keydown", event => {
   if (event.key !== "Enter") return;
   event.preventDefault();
-  if (isGiven()) findLabels();
+  if (hasInput()) findLabels();
 });
 showNarrowed();

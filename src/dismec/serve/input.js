@@ -20,7 +20,7 @@ function showFields() {
   showVector();
 }
 
-function isGiven() {
+function hasInput() {
   return [["text", field], ["features", pairs], ["dense", dense]].some(([kind, part]) => takes(kind) && part.value.trim());
 }
 
@@ -39,7 +39,7 @@ function focusMissing() {
 }
 
 /* Return the row for a request. */
-function givenRow() {
+function inputRow() {
   const row = {};
   if (takes("text")) {
     const given = long ?? field.value;
@@ -176,9 +176,9 @@ function clearNumbers() {
 /* React to a change of the input. */
 function changed() {
   clearTimeout(pause);
-  at("clear").hidden = !isGiven();
+  at("clear").hidden = !hasInput();
   showVector();
-  if (isGiven()) {
+  if (hasInput()) {
     pause = setTimeout(findLabels, PAUSE);
   } else {
     running?.abort();

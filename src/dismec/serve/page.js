@@ -68,7 +68,7 @@ async function loadModel() {
   at("about").textContent = count(model.labels, "label");
   showFields();
   showTree();
-  at("seek").hidden = at("narrow").hidden = false;
+  at("seek").hidden = at("filters").hidden = false;
   at("example").hidden = !takes("text");
   const counts = [5, 10, 20, 50].filter(number => number <= model.limits.k);
   const options = (counts.length ? counts : [model.limits.k]).map(number => new Option(count(number, "label"), number));
@@ -85,19 +85,19 @@ function setText(text, source = "") {
   field.readOnly = long !== null;
   at("long").hidden = long === null;
   at("long").textContent = `Only the beginning is shown: the text has ${text.length.toLocaleString("en")} characters.`;
-  at("clear").hidden = !isGiven();
+  at("clear").hidden = !hasInput();
 }
 
 async function findLabels() {
   clearTimeout(pause);
   running?.abort();
-  if (!isGiven()) return showNothing(missing());
+  if (!hasInput()) return showNothing(missing());
   const controller = running = new AbortController();
   const slow = setTimeout(() => { at("busy").hidden = false; }, PATIENCE);
   try {
     await loadModel();
     if (controller.signal.aborted) return;
-    const row = givenRow();
+    const row = inputRow();
     const rank = model.calibrated ? "probability" : "score";
     const request = {...row, k: Number(at("count").value), rank, ...choice()};
     const answer = await ask("predict", request, controller.signal);
@@ -154,8 +154,8 @@ function showNothing(message) {
 
 function showLabels(row, answer) {
   if (!answer.labels.length && !searched.length) {
-    const narrowed = Object.keys(choice()).length > 0;
-    return showNothing(narrowed ? "No label matches the restrictions." : "The model predicts no label for this input.");
+    const filtered = Object.keys(choice()).length > 0;
+    return showNothing(filtered ? "No label matches the restrictions." : "The model predicts no label for this input.");
   }
   foundRow = row;
   found = answer.labels.map((label, i) => ({
@@ -540,7 +540,7 @@ at("pin").addEventListener("click", () => pin(hovered ?? chosen));
 at("copy-labels").addEventListener("click", event => copy(event.target, items().map(item => item.name).join("\n") + "\n"));
 at("copy-curl").addEventListener("click", event => copy(event.target, curl()));
 at("unwant").addEventListener("click", () => { searched = []; showList(); });
-at("count").addEventListener("change", () => { if (isGiven()) findLabels(); });
+at("count").addEventListener("change", () => { if (hasInput()) findLabels(); });
 at("retry").addEventListener("click", () => again?.());
 at("access").addEventListener("submit", async event => {
   event.preventDefault();
@@ -593,7 +593,7 @@ async function begin() {
   try {
     await loadModel();
     showNotice(null);
-    if (isGiven()) { at("clear").hidden = false; await findLabels(); }
+    if (hasInput()) { at("clear").hidden = false; await findLabels(); }
   } catch (error) {
     fail(error, begin);
   }

@@ -118,7 +118,7 @@ function leaveGroup() {
 
 function markGroup() {
   for (const pick of at("tree-list").querySelectorAll(".pick")) pick.ariaPressed = String(group?.name === pick.dataset.name);
-  narrow();
+  filtersChanged();
 }
 
 at("tree").addEventListener("toggle", () => { if (at("tree").open) fillTree(); });

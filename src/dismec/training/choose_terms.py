@@ -38,6 +38,7 @@ _MORE: dict[str, tuple[dict[str, Any], float]] = {
 # If all rows have more than _MANY entries, what would make training slow is not tried: terms that
 # make the entries so many times as many as those of words, and refining.
 _MANY, _MOST_TIMES, _MOST_TIMES_REFINED = 10_000_000, 4.0, 1.5
+_UNHASHED = "0" * 64  # stands for the fingerprint of rows that nothing is kept of
 
 Rows = AbstractContextManager[tuple[TrainingData, TrainOptions]]
 
@@ -64,7 +65,7 @@ def texts_with_best_terms(
         trial, rows = replace(options, path=folder), how | {"pair_weights": None, "examples": False}
         try:
             text, table = earlier or choose_terms(
-                lambda terms: texts_read(source, trial, terms, **rows),
+                lambda terms: texts_read(source, trial, terms, hashed=_UNHASHED, **rows),
                 thread_count(options.threads),
                 log,
             )
@@ -122,8 +123,8 @@ def _trial(
     data: TrainingData, options: TrainOptions, threads: int, C: float = 0.0
 ) -> tuple[Trials, Found, float]:
     """Train a sample of the labels at a C, by default the best; return what was found, and C."""
-    job = Job.prepare(few_rows(data), options)
-    validation = Validation.prepare(job, options.validation)
+    job = Job.prepare(replace(few_rows(data), hashed=_UNHASHED), options)
+    validation = Validation.prepare(job, options.validation, _UNHASHED)
     job, store = ChoiceOfC(validation).stated(job), Store(None, Executor(threads), None, None)
     trials = Trials.prepare(job, validation, store, None)
     C = C or peak(trials.quality_at)

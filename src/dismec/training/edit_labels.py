@@ -354,7 +354,7 @@ class _Edit:
     ) -> None:
         """Replace the weights of some labels with new shards, and record this in the history.
 
-        `counts` are the numbers of training rows of the labels; None if labels are removed.
+        `counts` are the numbers of training rows of the labels; empty if labels are removed.
         """
         model, manifest = self.model, self.model.manifest
         n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))

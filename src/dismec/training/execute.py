@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.remote_data import PlacedData, is_path, is_placed
+from dismec.cluster.remote_data import RemoteData, is_path, is_remote
 from dismec.cpu import kernels
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError, ModelError
@@ -83,7 +83,7 @@ def on_workers(
 
     Raises `DataError` if they cannot be used, or if a setting needs the rows on this machine.
     """
-    if options.cluster is None or not is_placed(data.X):
+    if options.cluster is None or not is_remote(data.X):
         if is_path(data.X):
             raise DataError(
                 "X is a path, which only the workers of a cluster can read: pass cluster=…"
@@ -132,23 +132,22 @@ def run_in_memory(job: Job, executor: Executor, progress: Progress | None) -> Mo
 
     On a cluster, it is trained in a temporary directory and memory-mapped from there.
     """
+    transform, counts = job.refined_transform or job.transform, job.parts.labels.counts
     if executor.cluster is not None:
         with TemporaryDirectory(prefix="dismec-", ignore_cleanup_errors=True) as folder:
-            run_into(Path(folder), job, None, executor, progress)
-            return open_model(folder, check=False)
+            manifest = run_into(Path(folder), job, None, executor, progress)
+            shards = weight_files.read_shards(Path(folder), manifest, counts, check=False)
+            return Model.from_shards(manifest, transform, job.parts, shards)
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
     blocks = list(_solve_locally(job, everything, lambda block: block, executor.threads, progress))
+    solved = [(block.labels, block.weights, block.rows) for block in blocks]
     packing = Packing(
-        [(block.labels, block.weights, block.rows) for block in blocks],
-        job.problem.n_columns,
-        job.params.precision,
-        job.parts.labels.counts,
-        threads=executor.threads,
+        solved, job.problem.n_columns, job.params.precision, counts, threads=executor.threads
     )
     shards = packing.each(lambda _, shard: shard, executor.threads)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
-    return Model.from_shards(manifest, job.informed or job.transform, job.parts, shards)
+    return Model.from_shards(manifest, transform, job.parts, shards)
 
 
 def run_into(
@@ -225,17 +224,17 @@ def _solve_on_cluster(
     count = _counter(job, np.flatnonzero(~held), progress)
     if held.all():
         return
-    data, placed = job.data, job.data.X if isinstance(job.data.X, PlacedData) else None
+    data, remote = job.data, job.data.X if isinstance(job.data.X, RemoteData) else None
     file = Path(data.source) if data.source else data_file(directory, data.fingerprint)
     # The file that texts were read into has neither dense features nor weights of pairs.
     more = data.pairs is not None or bool(job.transform.dense)
-    if placed is None and (more or not file.exists()):
-        data.save(file)
-    if placed is None:
-        there = FileSpec(str(file.resolve()), file.stat().st_size, data.fingerprint)
+    if remote is None:
+        if more or not file.exists():
+            data.save(file)
+        path, size, home = str(file.resolve()), file.stat().st_size, None
     else:
-        there = FileSpec(placed.path, placed.facts.size, data.fingerprint)
-    home = None if placed is None else placed.home
+        path, size, home = remote.path, remote.facts.size, remote.home
+    there = FileSpec(path, size, data.fingerprint)
     blocks = partial(job.blocks, held, first)
     given = ClusterJob(directory, there, home, job.solver, job.transform, blocks, job.work)
     yield from solve_on_cluster(cluster, given, count)

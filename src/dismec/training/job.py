@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cluster.remote_data import PlacedData
+from dismec.cluster.remote_data import RemoteData
 from dismec.cpu import physical_memory
 from dismec.data.counts import counted
 from dismec.data.mixed import check_features, is_mostly_full
@@ -55,7 +55,7 @@ class Job:
     parts: Parts
     manifest: Manifest
     costs: Costs | None = None  # factors for the losses of each label's rows
-    informed: RefinedTransform | None = None  # how rows are extended to X in a second stage
+    refined_transform: RefinedTransform | None = None  # from rows to X, in a second stage
 
     @classmethod
     def prepare(
@@ -67,8 +67,8 @@ class Job:
 
         Raises `DataError` if X, Y, the names or the weights are invalid.
         """
-        if isinstance(data.X, PlacedData):
-            return cls._of_placed(data, options)
+        if isinstance(data.X, RemoteData):
+            return cls._of_remote(data, options)
         params = options.params
         X = transform.take(data.X) if transform else check_features(_with_dense_part(data, options))
         if X.shape[0] == 0:
@@ -86,15 +86,13 @@ class Job:
         _check_columns("labels", data.Y.shape[1], data.Y.nnz + len(data.names or ()))
         if transform is None:
             _check_columns("features", X.shape[1], data.X.nnz)
-        job = cls._of(data, options, transform, data.fingerprint)
+        job = cls._of(data, options, transform)
         job.problem.check_C(params.solver.C)
         return job
 
     @classmethod
-    def _of(
-        cls, data: TrainingData, options: TrainOptions, transform: Transform | None, identity: str
-    ) -> Job:
-        """Return the job for checked data with this identity."""
+    def _of(cls, data: TrainingData, options: TrainOptions, transform: Transform | None) -> Job:
+        """Return the job for checked data."""
         params = options.params
         if transform is None:
             transform = Transform.fit(
@@ -105,11 +103,11 @@ class Job:
                 dense_scale=params.dense_scale,
             )
         problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
-        described = _describe(data, problem, options, transform, identity)
+        described = _describe(data, problem, options, transform)
         return cls(data, problem, params, transform, *described, options.costs)
 
     @classmethod
-    def _of_placed(cls, data: TrainingData, options: TrainOptions) -> Job:
+    def _of_remote(cls, data: TrainingData, options: TrainOptions) -> Job:
         """Return the job for data on cluster workers, which have already checked them."""
         facts, problem = data.X.facts, data.X.problem
         names = check_names(facts.names if data.names is None else data.names, problem.n_labels)
@@ -118,7 +116,7 @@ class Job:
         _check_memory(problem.n_columns, problem.n_labels)
         problem.check_C(options.params.solver.C)
         data = replace(data, names=names, hashed=facts.fingerprint)
-        described = _describe(data, problem, options, facts.transform, facts.fingerprint)
+        described = _describe(data, problem, options, facts.transform)
         return cls(data, problem, options.params, facts.transform, *described)
 
     def stage(
@@ -130,10 +128,14 @@ class Job:
     ) -> Job:
         """Return the job of a stage on some of the rows and labels of this job.
 
-        It is identified by this job and its own name, so its data need not be hashed.
+        It is identified by this job and its own name, so its data are not hashed.
         """
-        identity = hashlib.sha256(f"{self.digest} {name}".encode()).hexdigest()
-        return Job._of(data, TrainOptions(params, costs=self.costs), transform, identity)
+        data = self.identified(name, data)
+        return Job._of(data, TrainOptions(params, costs=self.costs), transform)
+
+    def identified(self, name: str, data: TrainingData) -> TrainingData:
+        """Return the data of a stage, with a fingerprint made of this job's and its name."""
+        return replace(data, hashed=hashlib.sha256(f"{self.digest} {name}".encode()).hexdigest())
 
     @property
     def digest(self) -> str:
@@ -149,9 +151,9 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
-        if self.informed is None:
+        if self.refined_transform is None:
             return params
-        return replace(params, pruned_more=self.informed.pruned_more(params.delta))
+        return replace(params, pruned_more=self.refined_transform.pruned_more(params.delta))
 
     def with_facts(self, **facts: Any) -> Job:
         """Return the job with these entries added to the parameters in its manifest."""
@@ -193,11 +195,7 @@ class Job:
 
 
 def _describe(
-    data: TrainingData,
-    problem: Problem | ProblemFacts,
-    options: TrainOptions,
-    transform: Transform,
-    identity: str,
+    data: TrainingData, problem: Problem | ProblemFacts, options: TrainOptions, transform: Transform
 ) -> tuple[Parts, Manifest]:
     """Return the parts of the model other than its weights, and its manifest."""
     vocabulary = options.vocabulary
@@ -211,7 +209,7 @@ def _describe(
         n_labels=problem.n_labels,
         params=params | _weights_in_manifest(data) | terms,
         transform=transform.to_dict(),
-        data=identity,
+        data=data.fingerprint,
         dismec=version("dismec"),
         text=vocabulary.params.to_dict() if vocabulary else None,
         columns=dict(options.columns) if options.columns else None,

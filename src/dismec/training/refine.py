@@ -264,32 +264,28 @@ class _Steps:
 
     def _train_first(self, progress: Progress | None) -> Model:
         """Train the first stage."""
-        data = replace(self.job.data, Y=self._informing_Y(), names=None, source=None, hashed=None)
-        return self.store.train(
-            "first", self.job.stage("first", data, plain(self.job.params)), progress
-        )
+        data = replace(self.job.data, Y=self._informing_Y(), names=None, source=None)
+        job = self.job.stage("first", data, plain(self.job.params))
+        return self.store.train("first", job, progress)
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
         """Return the job of the second stage."""
         transform = self._wide_transform
-        informed = RefinedTransform(job.transform, first.shards, self.refinement, job.params.bias)
-        receipts: tuple[ShardReceipt, ...] = ()
-        if self.store.directory:
-            folder = self.store.folder("first")
-            receipts = _link_shards(self.store.directory, folder, first.manifest)
-        manifest = replace(
-            job.manifest,
-            refined=self.refinement.to_dict(),
-            first=receipts,
+        refined_transform = RefinedTransform(
+            job.transform, first.shards, self.refinement, job.params.bias
         )
-        data = TrainingData(wide, job.data.Y, job.data.weights)
+        receipts: tuple[ShardReceipt, ...] = ()
+        if directory := self.store.directory:
+            receipts = _link_shards(directory, self.store.folder("first"), first.manifest)
+        manifest = replace(job.manifest, refined=self.refinement.to_dict(), first=receipts)
+        data = job.identified("second", TrainingData(wide, job.data.Y, job.data.weights))
         return replace(
             job,
             data=data,
             problem=Problem(wide, data.Y, transform, data.weights, job.costs),
             transform=transform,
             manifest=manifest,
-            informed=informed,
+            refined_transform=refined_transform,
         )
 
 

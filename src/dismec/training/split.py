@@ -45,7 +45,9 @@ class Validation(NamedTuple):
     rows: npt.NDArray[np.int64]  # otherwise, rows of the job
 
     @classmethod
-    def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Validation:
+    def prepare(
+        cls, job: Job, given: tuple[Any, Any] | None, hashed: str | None = None
+    ) -> Validation:
         """Return the given rows, checked, or hold out a tenth of the job's own."""
         if given is None:
             return cls(None, held_out(job.problem.n_rows))
@@ -59,7 +61,7 @@ class Validation(NamedTuple):
         truth: Any = Y
         if not truth[:, : job.problem.n_labels].nnz:
             raise DataError("validation data: no row has a label of the training data")
-        return cls(TrainingData(X, Y), np.empty(0, np.int64))
+        return cls(TrainingData(X, Y, hashed=hashed), np.empty(0, np.int64))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class Validation(NamedTuple):
     def split(self, job: Job) -> tuple[TrainingData, TrainingData]:
         """Return the job's rows without those held out, and the rows to judge by."""
         if self.given is not None:
-            return replace(job.data, names=None, source=None, hashed=None), self.given
+            return replace(job.data, names=None, source=None), self.given
         others = np.delete(np.arange(job.problem.n_rows), self.rows)
         data, judge = job.data.at(others), job.data.at(self.rows)
         if job.parts.vocabulary:

@@ -47,11 +47,13 @@ def texts_read(
     dense: Any = None,
     validation_dense: Any = None,
     dense_only: bool = False,
+    hashed: str | None = None,
 ) -> Iterator[tuple[TrainingData, TrainOptions]]:
     """Yield the rows of texts, and the options with what else was read.
 
-    Parameters are those of `dismec.train_text`; with `dense_only`, only the labels of the texts are
-    used. For a model directory, the rows are in a file there, which exists only within the context.
+    Parameters are those of `dismec.train_text`; with `dense_only`, only labels of texts are used,
+    and `hashed` stands for the rows' fingerprint. For a model directory, the rows are in a file
+    there, which exists only within the context.
     """
     texts = Texts.of(source, fmt)
     counting, texts = texts, texts.weighted(weights)
@@ -96,7 +98,7 @@ def texts_read(
         found = _write_rows(begun, texts, vocabulary, numbers, threads, log)
         data = completed(load_data(begun), found)
         # A training takes a file of this name as its own.
-        known = replace(data, Y=known_labels(data.Y, data.pairs))
+        known = replace(data, Y=known_labels(data.Y, data.pairs), hashed=hashed)
         file = data_file(directory, known.fingerprint)
         begun.replace(file)
         yield replace(data, source=file, hashed=known.fingerprint), options

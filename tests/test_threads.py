@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import random_problem
 from dismec.features.transform import Transform
-from dismec.solve import threads as engine
+from dismec.solve import threads as threads_module
 from dismec.solve.partition import EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import solve_blocks
@@ -159,8 +159,8 @@ def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
     expected = rows_of(run(problem, 1000, 1))
     assert len(expected) == problem.n_labels
     for block_size, threads, part in [(1000, 2, 256), (7, 1, 256), (7, 3, 2), (1, 2, 256)]:
-        monkeypatch.setattr(engine, "_LABELS_AT_ONCE", part)
-        monkeypatch.setattr(engine, "_MOST_TIMES", 1)
+        monkeypatch.setattr(threads_module, "_LABELS_AT_ONCE", part)
+        monkeypatch.setattr(threads_module, "_MOST_TIMES", 1)
         assert rows_of(run(problem, block_size, threads)) == expected
 
 
@@ -226,9 +226,9 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
 
     blocks = dict(enumerate(cut(np.arange(300), 1)))
     with (
-        mock.patch.object(engine, "LabelSolver", Held),
-        mock.patch.object(engine, "_LABELS_AT_ONCE", 1),
-        mock.patch.object(engine, "_MOST_TIMES", 1),
+        mock.patch.object(threads_module, "LabelSolver", Held),
+        mock.patch.object(threads_module, "_LABELS_AT_ONCE", 1),
+        mock.patch.object(threads_module, "_MOST_TIMES", 1),
         mock.patch.object(Cancel, "set", set_and_release),
     ):
         run = solve_blocks(problem, SolverParams(), blocks, lambda b: b, threads=2)
