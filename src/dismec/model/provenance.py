@@ -6,7 +6,10 @@ manifest say so:
 - ``C_auto``: {"metric", "rows"[, "data", "judged_by", "label_share"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
-- ``refine_effect``: {"before", "after"}, without and with labels as features, and "rows"
+- ``refine_effect``: {"before", "after"}, metrics without and with labels as features, the "margin"
+  (half of a 95 % interval) of the gain in the last of them, and "rows"
+- ``sqrt_effect``: the "gain" of square roots in points of a "metric", with the "margin" of half a
+  95 % interval, and whether they are "used"
 - ``row_weights``: {"least", "most", "sum"} of the row weights, if there were any
 - ``pair_weights``: {"pairs", "left_out"}, how many (row, label) pairs had a weight other than 1,
   and how many of these had weight 0, if there were any
@@ -29,6 +32,7 @@ from dismec.data.counts import counted
 
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
+    "sqrt_effect",
     *("row_weights", "pair_weights"),
 )
 
@@ -54,6 +58,9 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         return (
             f"{after} (at {value['at']}: {', '.join(f'{p:.2f}' for p in value['before'].values())})"
         )
+    if key == "sqrt_effect":
+        gain = f"{value['gain']:+.2f} ± {value['margin']:.2f} points of {value['metric']}"
+        return f"{gain}, {'used' if value['used'] else 'not used'}"
     if key == "row_weights":
         return f"from {value['least']:g} to {value['most']:g}, {value['sum']:g} in all"
     if key == "pair_weights":
@@ -61,7 +68,8 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
     rows, data = value["rows"], value.get("data")
     if key == "refine_effect":
         gains = (f"{value['after'][key] - p:+.2f}" for key, p in value["before"].items())
-        return f"{'/'.join(value['after'])} {'/'.join(gains)} points on {rows} held-out rows"
+        gain = f"{'/'.join(gains)} ± {value['margin']:.2f} points"
+        return f"{'/'.join(value['after'])} {gain} on {rows} held-out rows"
     judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
     if key == "C_auto":
         sample = f", with 1 in {value['label_share']} labels" if "label_share" in value else ""

@@ -29,13 +29,16 @@ from dismec.data.mixed import MixedRows, sparse_part
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.features.transform import Transform
+from dismec.measure.metrics import Truth
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import ARRAYS, FIRST, Manifest, ShardReceipt
 from dismec.model.model import Model
+from dismec.model.provenance import sentence
 from dismec.model.refined_transform import RefinedTransform, Refinement, label_columns, widened
 from dismec.solve.problem import Problem
 from dismec.training import resume
 from dismec.training.calibrate import fit_calibration
+from dismec.training.choose_c import difference_margin
 from dismec.training.execute import Store
 from dismec.training.job import Job
 from dismec.training.params import LOOSE, Progress, TrainingParams, plain, share_of
@@ -47,6 +50,8 @@ _LEAST_ROWS = 20  # of labels used as features: the scores of rarer ones are unr
 _FOLDS = 3
 _CHUNK_ROWS = 8192  # rows extended at a time
 _DEPTHS = (1, 3, 5)
+_METRICS = ("P@1", "P@3", "P@5", "nDCG@5")  # of the trial; the last one decides
+_SHARES = ("reached", "attainable")
 # Shares of the work done before the trial, the first and the second stage: between those measured
 # on Eurlex-4K and citeulike-t.
 _UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.2, 0.4, 0.55
@@ -107,7 +112,7 @@ class _Steps:
         if not trial.helps:
             _log.warning(
                 "refining does not help on this data (%s): training the plain model",
-                trial.summary,
+                sentence("refine_effect", trial.effect),
             )
             store.progress = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
             store.earlier = store.earlier and replace(store.earlier, blocks=())
@@ -121,13 +126,19 @@ class _Steps:
         return only_columns(self.job.data.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
 
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
-        """Return the best labels of each row and their scores, by a model that has not seen it."""
+        """Return the best labels of each row and their scores, by a model that has not seen it.
+
+        No model has seen the rows of the trial: what rows of one fold learn of another would make
+        the trial look better than new rows are.
+        """
         data = replace(self.job.data, Y=self._informing_Y())
         n_rows, k = self.job.problem.n_rows, self.refinement.labels
         fold = np.random.default_rng(0).permutation(n_rows) % _FOLDS
+        seen = np.ones(n_rows, bool)
+        seen[held_out(n_rows)] = False
         labels, scores = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
         for number in range(_FOLDS):
-            rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+            rows, others = np.flatnonzero(fold == number), np.flatnonzero((fold != number) & seen)
             bounds = number / _FOLDS, (number + 1) / _FOLDS
             part = share_of(progress, *bounds, self.job.problem.n_labels)
             name = f"fold-{number}"
@@ -207,7 +218,7 @@ class _Steps:
         """Measure whether likely labels help as features, and calibrate if requested."""
         find = partial(self._run_trial, likely, progress)
         found = dict(self.store.found("trial", self.job, find, "plain", "wide"))
-        measured = {name: found.pop(name) for name in ("plain", "wide", "rows")}
+        measured = {name: found.pop(name) for name in ("plain", "wide", "margin", "rows")}
         calibration = None
         if self.job.params.calibrate:
             calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
@@ -236,6 +247,7 @@ class _Steps:
             return TrainingData(self._wide(likely, rows), data.Y[rows], weights)
 
         results = {"rows": np.array([float(len(held))])}
+        shares: dict[str, Any] = {}
         curves: dict[str, Calibration] = {}
         for number, (name, (params, transform)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
@@ -244,8 +256,6 @@ class _Steps:
             model = self.store.train(name, trial, part)
             del trial
             new = rows_of(name, held)
-            found = model.evaluate(new.X, new.Y, _DEPTHS, weights=new.weights, threads=threads)
-            results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
             if job.params.calibrate:
                 curves[name] = fit_calibration(
                     model,
@@ -256,8 +266,18 @@ class _Steps:
                     weights=new.weights,
                     threads=threads,
                 )
+                parts = replace(model.parts, calibration=curves[name])
+                model = Model.from_shards(model.manifest, model.transform, parts, model.shards)
+            top, _ = model.predict_topk(new.X, max(_DEPTHS), threads=threads)
+            truth = Truth.align(new.Y, model.label_counts, len(others))
+            found = truth.metrics(top, _DEPTHS, new.weights)
+            results[name] = np.array([found[metric] for metric in _METRICS])
+            shares[name] = dict(zip(_SHARES, truth.shares(top, _DEPTHS)[_METRICS[-1]], strict=True))
+            new_weights = new.weights
             del model, new
             kernels.release_memory()
+        margin = difference_margin(shares["wide"], shares["plain"], new_weights)
+        results["margin"] = np.array([margin])
         if curves:
             results |= curves["wide" if _helps(results) else "plain"].to_arrays()
         return results
@@ -298,7 +318,7 @@ class _Likely(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _TrialResults:
-    """The results of the trial: P@k without and with likely labels, and the calibration."""
+    """The results of the trial: metrics without and with likely labels, and the calibration."""
 
     results: Mapping[str, npt.NDArray[Any]]
     calibration: Calibration | None
@@ -311,19 +331,16 @@ class _TrialResults:
     def effect(self) -> dict[str, Any]:
         """The manifest entry ``refine_effect`` (`dismec.model.provenance`)."""
         before, after = (
-            {f"P@{k}": float(p) for k, p in zip(_DEPTHS, self.results[name], strict=True)}
+            dict(zip(_METRICS, self.results[name].tolist(), strict=True))
             for name in ("plain", "wide")
         )
-        return {"before": before, "after": after, "rows": int(self.results["rows"][0])}
-
-    @property
-    def summary(self) -> str:
-        gains = "/".join(f"{p:+.2f}" for p in self.results["wide"] - self.results["plain"])
-        return f"P@1/3/5 {gains} points on held-out rows"
+        margin, rows = float(self.results["margin"][0]), int(self.results["rows"][0])
+        return {"before": before, "after": after, "margin": margin, "rows": rows}
 
 
 def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
-    return bool(results["wide"].sum() > results["plain"].sum())
+    """Return whether the gain is more than half of the 95 % margin."""
+    return bool(results["wide"][-1] - results["plain"][-1] > results["margin"][0] / 2)
 
 
 def _link_shards(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
