@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from click.testing import CliRunner
 
 from conftest import random_problem, weight_files
@@ -16,11 +18,14 @@ from dismec import (
     TextParams,
     TrainingParams,
     open_model,
+    save_data,
     train,
     train_text,
 )
 from dismec.cli import main
+from dismec.data.dataset import Dataset
 from dismec.training import choose_c, choose_terms
+from dismec.training.train import fit
 
 pytestmark = pytest.mark.native(needs="sklearn")
 
@@ -110,6 +115,63 @@ def test_the_model_is_the_one_of_what_was_chosen(tmp_path):
     assert chosen.params["best"] is True
 
 
+def count_rows(rows=1500, labels=12, seed=0):
+    """Rows of word counts: one word of the label, once, among others that are repeated a lot."""
+    rng = np.random.default_rng(seed)
+    X = np.zeros((rows, 8 * labels), np.float32)
+    own = rng.integers(labels, size=rows)
+    X[np.arange(rows), 2 * own + rng.integers(2, size=rows)] = 1
+    for row in X:
+        row[2 * labels + rng.integers(6 * labels, size=6)] += rng.geometric(0.05, size=6)
+    return sp.csr_array(X), sp.csr_array(np.eye(labels, dtype=np.uint8)[own])
+
+
+def test_square_roots_are_used_where_they_help(tmp_path):
+    X, Y = count_rows()
+    model = train(X, Y, tmp_path / "model", BEST)
+    effect = model.params["sqrt_effect"]
+    assert effect["used"]
+    assert effect["gain"] > effect["margin"]
+    assert (model.params["sqrt"], model.transform.sqrt) == (True, True)
+    values = {"C": model.params["C"], "positive_weight": model.params["positive_weight"]}
+    same = TrainingParams(**values, sqrt=True, calibrate=True)
+    if not model.manifest.refined:
+        train(X, Y, tmp_path / "same", same)
+        assert weight_files(tmp_path / "model") == weight_files(tmp_path / "same")
+    plain, given = (fit(X, Y, TrainingParams(sqrt=sqrt)) for sqrt in (False, True))
+    test = count_rows(seed=1)
+    assert given.evaluate(*test)["P@1"] > plain.evaluate(*test)["P@1"] + 5
+    clf = DiSMECClassifier(best=True).fit(X, Y)
+    assert (clf.sqrt, clf.model_.params["sqrt"]) == (False, True)
+    np.testing.assert_array_equal(clf.model_.predict_topk(X, 1)[0], model.predict_topk(X, 1)[0])
+
+
+def test_square_roots_are_not_tried_where_all_values_are_equal_or_they_are_given(tmp_path):
+    X, Y = count_rows()
+    binary = sp.csr_array((X > 0).astype(np.float32))
+    assert "sqrt_effect" not in train(binary, Y, tmp_path / "binary", BEST).params
+    given = train(X, Y, tmp_path / "given", replace(BEST, sqrt=True)).params
+    assert given["sqrt"] is True
+    assert "sqrt_effect" not in given
+
+
+def test_a_stopped_run_keeps_its_square_roots(tmp_path):
+    X, Y = count_rows()
+    path = tmp_path / "model"
+    for place in ("dismec.training.choose_c.peak", "dismec.model.weight_files.finish"):
+        with (
+            mock.patch(place, side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            train(X, Y, path, BEST)
+    with mock.patch.object(choose_c.Trials, "_try", side_effect=AssertionError):
+        resumed = train(X, Y, path, BEST)
+    whole = train(X, Y, tmp_path / "whole", BEST)
+    assert resumed.params["sqrt_effect"] == whole.params["sqrt_effect"]
+    assert resumed.transform == whole.transform
+    assert weight_files(path) == weight_files(tmp_path / "whole")
+
+
 class Quality:
     """Trials whose results are known."""
 
@@ -175,6 +237,15 @@ def test_estimators_choose_what_pays(files, tmp_path):
     assert given.model_.vocabulary.params == TextParams(min_df=2)
     X, Y = random_problem(rows=300, labels=8)
     assert DiSMECClassifier(best=True).fit(X, Y).model_.calibration is not None
+
+
+def test_the_command_line_says_what_square_roots_gain(tmp_path):
+    save_data(Dataset(*count_rows()), tmp_path / "data.xmc")
+    result = run("train", tmp_path / "data.xmc", "-o", tmp_path / "model", "--best")
+    assert result.exit_code == 0, result.output
+    assert "square roots of values: +" in result.stderr
+    shown = run("inspect", tmp_path / "model")
+    assert "sqrt_effect" in shown.stdout
 
 
 def run(*arguments):

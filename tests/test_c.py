@@ -103,6 +103,7 @@ def rows_of(X):
         ("float8", {"normalize": False, "bias": 0.5}, 1 << 14, 5),
         ("float16", {"tfidf": True, "delta": 0.2}, 0, 7),
         ("float8", {}, 0, 5),
+        ("float16", {"sqrt": True, "tfidf": True}, 1 << 14, 5),
     ],
 )
 def test_c_gives_the_labels_and_scores_of_python_bit_for_bit(

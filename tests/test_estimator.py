@@ -289,7 +289,7 @@ def test_validation_is_routed_as_metadata(problem_data):
         (
             DiSMECTextClassifier,
             [TrainingParams, TextParams],
-            {"block_size", "tfidf", "normalize", "bias", "soft_labels"},
+            {"block_size", "tfidf", "sqrt", "normalize", "bias", "soft_labels"},
         ),
     ],
 )

@@ -67,10 +67,14 @@ def test_without_bias_the_last_column_is_empty():
     np.testing.assert_array_equal(result.indptr, [0, 2, 2, 3])
 
 
-@given(dense_matrices, st.booleans(), st.booleans(), st.sampled_from([0.0, 1.0, -2.5]))
-def test_apply_equals_the_formula(dense, tfidf, normalize, bias):
-    transform = Transform.fit(dense, tfidf=tfidf, normalize=normalize, bias=bias)
+@given(
+    dense_matrices, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.0, 1.0, -2.5])
+)
+def test_apply_equals_the_formula(dense, sqrt, tfidf, normalize, bias):
+    transform = Transform.fit(dense, sqrt=sqrt, tfidf=tfidf, normalize=normalize, bias=bias)
     weighted = dense.astype(np.float64)
+    if sqrt:
+        weighted = np.sign(weighted) * np.sqrt(np.abs(weighted))
     if tfidf:
         df = (dense != 0).sum(axis=0)
         weighted = weighted * (np.log((1 + len(dense)) / (1 + df)) + 1)
@@ -146,7 +150,8 @@ def test_matrices_without_rows_or_features_pass(shape):
 
 
 def test_transform_round_trips_through_json():
-    for transform in (Transform(3), Transform(3, False, 0.0), Transform.fit(X, tfidf=True)):
+    idf = Transform.fit(X, tfidf=True)
+    for transform in (Transform(3), Transform(3, False, 0.0), Transform(3, sqrt=True), idf):
         d = json.loads(json.dumps(transform.to_dict()))
         assert Transform.from_dict(d, transform.idf) == transform
     assert Transform(3) != Transform(3, bias=2.0)
@@ -163,6 +168,7 @@ def test_transform_round_trips_through_json():
         ({"bias": math.inf}, None, "transform: bias is inf; expected a finite float32"),
         ({"n_features": 3.0}, None, "transform: 'n_features' is 3.0; expected int"),
         ({"n_features": -1}, None, "transform: n_features is -1; expected at least 0"),
+        ({"sqrt": 1}, None, "transform: 'sqrt' is 1; expected bool"),
         ({"normalize": 1}, None, "transform: 'normalize' is 1; expected bool"),
         ({"tfidf": True}, None, "transform: tf-idf factors are missing"),
         ({}, [1.0, 1.0, 1.0], "transform: tf-idf factors are not expected"),

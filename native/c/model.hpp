@@ -105,6 +105,7 @@ class Model {
       if (std::max(n_labels_, n_features) >= std::numeric_limits<std::int32_t>::max())
         throw std::invalid_argument("too many labels or features");
       transform_.n_features = static_cast<std::int32_t>(n_features);
+      transform_.sqrt = transform.at("sqrt").is_true();
       transform_.normalize = transform.at("normalize").is_true();
       transform_.bias = static_cast<float>(transform.at("bias").real());
       if (!std::isfinite(transform_.bias)) throw std::invalid_argument("the bias is not finite");

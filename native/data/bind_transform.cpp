@@ -16,23 +16,25 @@ namespace {
 
 using Idf = std::optional<Vector<float>>;
 
-data::Transform transform_of(const Idf& idf, bool normalize, float bias, std::int64_t n_features) {
+data::Transform transform_of(const Idf& idf, bool sqrt, bool normalize, float bias,
+                             std::int64_t n_features) {
   if (n_features < 0 || n_features >= std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("n_features out of range");
   if (idf && static_cast<std::int64_t>(idf->size()) != n_features)
     throw std::invalid_argument("idf must have an entry for each feature");
-  return {idf ? view(*idf) : std::span<const float>{}, normalize, bias,
+  return {idf ? view(*idf) : std::span<const float>{}, sqrt, normalize, bias,
           static_cast<std::int32_t>(n_features)};
 }
 
 nb::object row_scale(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
-                     const Vector<float>& data, const Idf& idf, std::int64_t n_features) {
+                     const Vector<float>& data, const Idf& idf, bool sqrt,
+                     std::int64_t n_features) {
   const Csr rows = view(indptr, indices, data, n_features);
   std::vector<float> scales;
   {
     nb::gil_scoped_release release;
     check_rows(rows);
-    const data::Transform transform = transform_of(idf, true, 0, n_features);
+    const data::Transform transform = transform_of(idf, sqrt, true, 0, n_features);
     for (std::int64_t row = 0; row < rows.n_rows(); ++row)
       scales.push_back(data::row_scale(transform, rows, row));
   }
@@ -40,7 +42,7 @@ nb::object row_scale(const Vector<std::int64_t>& indptr, const Vector<std::int32
 }
 
 nb::tuple apply(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
-                const Vector<float>& data, const Idf& idf, bool normalize, float bias,
+                const Vector<float>& data, const Idf& idf, bool sqrt, bool normalize, float bias,
                 std::int64_t n_features, std::int64_t begin, std::int64_t end) {
   const Csr rows = view(indptr, indices, data, n_features);
   OwnedCsr result;
@@ -56,7 +58,7 @@ nb::tuple apply(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
     for (std::int64_t e = rows.indptr[begin]; e < rows.indptr[end]; ++e)
       if (rows.indices[e] < 0 || rows.indices[e] >= n_features)
         throw std::invalid_argument("index out of range");
-    result = data::apply(transform_of(idf, normalize, bias, n_features), rows, begin, end);
+    result = data::apply(transform_of(idf, sqrt, normalize, bias, n_features), rows, begin, end);
   }
   return owned(std::move(result));
 }
@@ -106,9 +108,10 @@ nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
 void transform(nb::module_& m) {
   m.def("widen", &widen, "indptr"_a, "indices"_a, "data"_a, "has_bias"_a, "labels"_a, "scores"_a,
         "column"_a, "scale"_a, "slope"_a, "bias"_a, "n_features"_a, "n_columns"_a, "n_dense"_a = 0);
-  m.def("row_scale", &row_scale, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "n_features"_a);
-  m.def("apply", &apply, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "normalize"_a, "bias"_a,
-        "n_features"_a, "begin"_a, "end"_a);
+  m.def("row_scale", &row_scale, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "sqrt"_a,
+        "n_features"_a);
+  m.def("apply", &apply, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "sqrt"_a, "normalize"_a,
+        "bias"_a, "n_features"_a, "begin"_a, "end"_a);
 }
 
 }  // namespace dismec::bind

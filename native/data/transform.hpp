@@ -1,5 +1,5 @@
-// Rows as stored → rows as classifiers see them: x∘idf divided by its norm, and the bias as the
-// last feature.
+// Rows as stored → rows as classifiers see them: square roots if asked for, times idf, divided by
+// the norm, and the bias as the last feature.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,20 @@ namespace dismec::data {
 
 struct Transform {
   std::span<const float> idf;  // one factor per feature; empty: none
+  bool sqrt;                   // of the magnitude of each value, first of all
   bool normalize;
   float bias;  // 0: none
   std::int32_t n_features;
 };
+
+inline float root_of(float value) { return std::copysign(std::sqrt(std::abs(value)), value); }
 
 /// 1/‖x∘idf‖₂ in float32, computed in float64; 1 for a row of zeros, and without `normalize`.
 inline float row_scale(const Transform& transform, const Csr& rows, std::int64_t row) {
   if (!transform.normalize) return 1.0f;
   double sum = 0;
   for (std::int64_t e = rows.indptr[row]; e < rows.indptr[row + 1]; ++e) {
-    double value = rows.values[e];
+    double value = transform.sqrt ? root_of(rows.values[e]) : rows.values[e];
     if (!transform.idf.empty()) value *= transform.idf[rows.indices[e]];
     sum += value * value;
   }
@@ -51,7 +54,7 @@ inline OwnedCsr apply(const Transform& transform, const Csr& rows, std::int64_t 
     const float scale = row_scale(transform, rows, row);
     for (std::int64_t e = rows.indptr[row]; e < rows.indptr[row + 1]; ++e, ++at) {
       result.indices[at] = rows.indices[e];
-      float value = rows.values[e] * scale;
+      float value = (transform.sqrt ? root_of(rows.values[e]) : rows.values[e]) * scale;
       if (!transform.idf.empty()) value *= transform.idf[rows.indices[e]];
       result.values[at] = value;
     }

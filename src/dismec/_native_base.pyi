@@ -170,6 +170,7 @@ def row_scale(
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
     idf: NDArray[np.float32] | None,
+    sqrt: bool,
     n_features: int,
 ) -> NDArray[np.float32]: ...
 def apply(
@@ -177,6 +178,7 @@ def apply(
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
     idf: NDArray[np.float32] | None,
+    sqrt: bool,
     normalize: bool,
     bias: float,
     n_features: int,

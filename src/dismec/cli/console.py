@@ -135,7 +135,7 @@ def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
     Includes what was learned during training, as stored in its manifest.
     """
     stats = model.manifest.stats
-    learned = ("C_auto", "delta_auto", "delta_effect", "calibrated", "refine_effect")
+    learned = ("C_auto", "delta_auto", "delta_effect", "calibrated", "refine_effect", "sqrt_effect")
     return {
         "model": str(path),
         "labels": model.n_labels,

@@ -392,6 +392,8 @@ def _print_learned(model: Model, params: TrainingParams) -> None:
     described = shown(model.params)
     for row in model.params.get("terms_table", ()):
         click.echo(f"{row['terms']}: {_outcome(row)}", err=True)
+    if "sqrt_effect" in described:
+        click.echo(f"square roots of values: {described['sqrt_effect']}", err=True)
     if params.chooses_delta:
         click.echo(
             f"delta {model.params['delta']}, chosen {described['delta_auto']}: "

@@ -52,7 +52,7 @@ class DiSMECClassifier(Estimator):
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
         Dask cluster to fit on: a client, a scheduler address or a scheduler file.
-    tol, bias, penalty, precision, metric, best
+    tol, bias, sqrt, penalty, precision, metric, best
         Advanced, by keyword only, as for `TrainingParams`.
     positive_weight, weighting, soft_labels, propensity_a, propensity_b, dense_scale
         Advanced, by keyword only, as for `TrainingParams`: weights of the losses of positive rows,
@@ -104,6 +104,7 @@ class DiSMECClassifier(Estimator):
         *,
         tol: float = 0.01,
         bias: float = 1.0,
+        sqrt: bool = False,
         penalty: str = "l2",
         precision: str = "float16",
         positive_weight: float = 1.0,
@@ -126,6 +127,7 @@ class DiSMECClassifier(Estimator):
         self.cluster = cluster
         self.tol = tol
         self.bias = bias
+        self.sqrt = sqrt
         self.penalty = penalty
         self.precision = precision
         self.positive_weight = positive_weight

@@ -24,9 +24,10 @@ _CHUNK_ROWS = 4096  # rows whose norms are computed in float64 at a time
 class Transform:
     """The transformation of a row x before training and before prediction.
 
-    x∘idf (if `idf` is given), divided by its Euclidean norm (if `normalize`); the dense features of
-    a row, if any, divided by their own norm and multiplied by `dense_scale`; then `bias` as the
-    last feature. A row without features has norm 0 and stays zero except for the bias.
+    The square roots of its values (if `sqrt`; signs stay), times `idf` (if given), divided by their
+    Euclidean norm (if `normalize`); the dense features of a row, if any, divided by their own norm
+    and multiplied by `dense_scale`; then `bias` as the last feature. A row without features has
+    norm 0 and stays zero except for the bias.
 
     `normalize_dense` says whether dense features are divided by their norm where that differs from
     `normalize`: sparse features of a second stage are not normalized again.
@@ -39,6 +40,7 @@ class Transform:
     dense: int = 0  # dense features per row
     dense_scale: float = 1.0
     normalize_dense: bool | None = None  # None: as `normalize`
+    sqrt: bool = False
 
     def __post_init__(self) -> None:
         if self.n_features < 0:
@@ -81,6 +83,7 @@ class Transform:
         normalize: bool = True,
         bias: float = 1.0,
         dense_scale: float = 1.0,
+        sqrt: bool = False,
     ) -> Transform:
         """Create the transform for a model trained on `X` (as in `check_features`).
 
@@ -96,7 +99,8 @@ class Transform:
         if tfidf:
             df = np.bincount(X.indices[X.data != 0], minlength=n_features)
             idf = (np.log((1.0 + n_rows) / (1.0 + df)) + 1.0).astype(np.float32)
-        return cls(n_features, normalize, bias, idf, width, dense_scale if width else 1.0)
+        scale = dense_scale if width else 1.0
+        return cls(n_features, normalize, bias, idf, width, scale, sqrt=sqrt)
 
     @property
     def first_dense(self) -> int:
@@ -121,11 +125,15 @@ class Transform:
         return replace(self, bias=bias)
 
     def row_scale(self, X: Any) -> Floats:
-        """Return 1/‖x∘idf‖₂ per row, computed in float64; 1 for zero rows or if not `normalize`."""
+        """Return 1/norm per row, computed in float64; 1 for zero rows or if not `normalize`."""
         rows = check_rows(X, self.n_features)
         if not self.normalize:
             return np.ones(rows.n_rows, dtype=np.float32)
-        return kernels.row_scale(*rows, self.idf, self.n_features)
+        return kernels.row_scale(*rows, self.idf, self.sqrt, self.n_features)
+
+    def values(self, X: sp.csr_array) -> Floats:
+        """Return the values of rows, not copied unless square roots are taken."""
+        return np.copysign(np.sqrt(np.abs(X.data)), X.data) if self.sqrt else X.data
 
     @property
     def _normalizes_dense(self) -> bool:
@@ -147,8 +155,8 @@ class Transform:
         """Transform rows that `take` accepts.
 
         The result is a canonical float32 (n_rows, n_columns + 1) matrix that shares no memory with
-        `X`. A value is x·scale, then ·idf, each product rounded to float32, with scale as in
-        `row_scale`, and as in `dense_scales` for dense features.
+        `X`. A value is x·scale, then ·idf, each product rounded to float32, with x as in `values`,
+        scale as in `row_scale`, and as in `dense_scales` for dense features.
         """
         rows = self.arrays(X)
         indptr, indices, data = self.apply_between(rows, 0, rows.n_rows)
@@ -181,9 +189,8 @@ class Transform:
         return Rows(indptr, indices, data)
 
     def _apply_sparse(self, rows: Rows, bias: float, begin: int, end: int) -> Rows:
-        result = Rows(
-            *kernels.apply(*rows, self.idf, self.normalize, bias, self.n_features, begin, end)
-        )
+        values = self.idf, self.sqrt, self.normalize
+        result = Rows(*kernels.apply(*rows, *values, bias, self.n_features, begin, end))
         if self.idf is not None and not self.normalize:  # otherwise |value| ≤ 1
             entry = kernels.first_non_finite(result.data)
             if entry >= 0:
@@ -199,6 +206,8 @@ class Transform:
             "bias": float(self.bias),
             "tfidf": self.idf is not None,
         }
+        if self.sqrt:
+            facts["sqrt"] = True
         if self.dense:
             facts["dense"] = {"width": int(self.dense), "scale": float(self.dense_scale)}
             if self._normalizes_dense != self.normalize:
@@ -213,7 +222,9 @@ class Transform:
             "normalize": (bool,),
             "bias": (int, float),
             "tfidf": (bool,),
+            "sqrt": (bool,),
         }
+        d = {"sqrt": False, **d}
         for key in d:
             if key not in (*kinds, "dense"):
                 raise ModelError(f"transform: unknown entry {key!r}")
@@ -229,7 +240,8 @@ class Transform:
         factors = None if idf is None else np.asarray(idf, dtype=np.float32)
         try:
             beside = _parse_dense(d["dense"]) if "dense" in d else (0, 1.0, None)
-            return cls(d["n_features"], d["normalize"], float(d["bias"]), factors, *beside)
+            scalars = d["n_features"], d["normalize"], float(d["bias"])
+            return cls(*scalars, factors, *beside, sqrt=d["sqrt"])
         except (DataError, OverflowError) as error:
             raise ModelError(f"transform: {error}") from None
 

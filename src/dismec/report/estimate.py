@@ -73,7 +73,7 @@ def estimate_training(
     whole = X, Y
     if max(X.shape[1], Y.shape[1]) > _COLUMNS_TRIED * (X.nnz + Y.nnz):
         (X, _), (Y, _) = without_unused(X), without_unused(Y)
-    transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
+    transform = Transform.fit(X, **params.transform)
     problem = Problem(X, Y, transform)
     work = effort(problem.equal_labels, problem.label_counts)
     ranked = np.argsort(-problem.label_counts, kind="stable")

@@ -175,7 +175,7 @@ class Problem:
         self._native = kernels.Problem(
             X.indptr.astype(np.int64, copy=False),
             X.indices,
-            X.data,
+            transform.values(X),
             transform.row_scale(X),
             transform.idf,
             self.n_features,

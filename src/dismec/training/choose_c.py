@@ -1,10 +1,10 @@
-"""Choose the C that ranks the labels of held-out rows best, and the weight of positive rows.
+"""Choose the C that ranks the labels of held-out rows best; with ``best=True`` also more.
 
 Three values, each twice the one before, are tried. The result is the peak of the parabola through
 them over log C. If it is more than half a step outside of them, they move towards it.
 
-With ``best=True``, the losses of positive rows are then doubled, with a smaller C, as long as that
-ranks better.
+With ``best=True``, square roots of numbers are tried first, at one C. After C is chosen, the losses
+of positive rows are doubled, with a smaller C, as long as that ranks better.
 
 Of many rows and labels, a sample is tried. A label's rank among 1 in n labels is about an n-th of
 its rank among all, so the depth of the metric is divided by n, too, and rounded up.
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.mixed import sparse_part
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.measure.metrics import Truth, paired_margin
@@ -74,6 +75,9 @@ class ChoiceOfC(NamedTuple):
             return known
         store.record(job)
         trials = Trials.prepare(job, self.validation, store, share_of(progress, 0, share, n_labels))
+        if job.params.best:
+            trials = _with_best_values(trials)
+            job = trials.job
         terms = job.manifest.params.get("terms_table")
         C = peak(trials.quality_at, terms[0]["C"] if terms else START)
         weight = job.params.positive_weight
@@ -112,6 +116,20 @@ def peak(quality_at: Callable[[float], float], start: float = START) -> float:
     else:  # the values have no clear peak
         top = max(found, key=lambda step: found[step])
     return float(f"{start * _FACTOR**top:.2g}")
+
+
+def _with_best_values(trials: Trials) -> Trials:
+    """Return the trials with square roots of numbers, if these rank better, and with the effect."""
+    job, values = trials.job, sparse_part(trials.data.X).data
+    if job.params.sqrt or job.parts.vocabulary or not len(values) or (values == values[0]).all():
+        return trials
+    rooted = replace(trials, job=replace(job, params=replace(job.params, sqrt=True)), found={})
+    gain = rooted.quality_at(START) - trials.quality_at(START)
+    key = START, job.params.positive_weight
+    margin = difference_margin(rooted.found[key], trials.found[key], trials.judge.weights)
+    effect = {"metric": trials.metric, "gain": round(gain, 2), "margin": round(margin, 2)}
+    effect["used"] = gain > margin / 2
+    return replace(rooted if effect["used"] else trials, job=job.with_sqrt(effect))
 
 
 def _weighed(trials: Trials, C: float) -> tuple[float, float]:
@@ -159,7 +177,7 @@ class Trials:
         """Return the metric to judge by at this C, and this weight of positive rows."""
         key = C, self.job.params.positive_weight if weight is None else weight
         if key not in self.found:
-            name = f"C-{key[0]:g}-{key[1]:g}"
+            name = f"{'sqrt' if self.job.params.sqrt else 'C'}-{key[0]:g}-{key[1]:g}"
             self.found[key] = self.store.found(name, self.job, partial(self._try, name, *key))
         return float(self.found[key]["quality"])
 

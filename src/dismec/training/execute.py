@@ -95,14 +95,8 @@ def on_workers(
         resume.check_output(options.path, options.overwrite)
     from dismec.cluster.gather import gathered
 
-    params = options.params
-    fitted = {
-        "tfidf": params.tfidf,
-        "normalize": params.normalize,
-        "bias": params.bias,
-        "dense_scale": params.dense_scale,
-    }
     n_labels = None if data.names is None else len(data.names)
+    fitted = options.params.transform
     with opened_executor(options.cluster, threads) as executor:
         assert executor.cluster is not None
         with gathered(executor.cluster, data.X, data.Y, fitted, n_labels) as there:

@@ -95,13 +95,7 @@ class Job:
         """Return the job for checked data."""
         params = options.params
         if transform is None:
-            transform = Transform.fit(
-                data.X,
-                tfidf=params.tfidf,
-                normalize=params.normalize,
-                bias=params.bias,
-                dense_scale=params.dense_scale,
-            )
+            transform = Transform.fit(data.X, **params.transform)
         problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
         described = _describe(data, problem, options, transform)
         return cls(data, problem, params, transform, *described, options.costs)
@@ -159,6 +153,16 @@ class Job:
         """Return the job with these entries added to the parameters in its manifest."""
         manifest = replace(self.manifest, params=self.manifest.params | facts)
         return replace(self, manifest=manifest)
+
+    def with_sqrt(self, effect: dict[str, Any]) -> Job:
+        """Return the job with the effect of square roots recorded, and with these if it says so."""
+        job, data = self.with_facts(sqrt_effect=effect), self.data
+        if not effect["used"]:
+            return job
+        params, transform = replace(self.params, sqrt=True), replace(self.transform, sqrt=True)
+        problem = Problem(data.X, data.Y, transform, data.weights, self.costs, data.pairs)
+        manifest = replace(job.with_facts(sqrt=True).manifest, transform=transform.to_dict())
+        return replace(job, params=params, transform=transform, problem=problem, manifest=manifest)
 
     def with_C(self, C: float, positive_weight: float, table: Any) -> Job:
         """Return the job with a chosen C and weight, recording the table of what was tried."""
@@ -233,7 +237,8 @@ def _weights_in_manifest(data: TrainingData) -> dict[str, Any]:
 
 def _with_dense_part(data: TrainingData, options: TrainOptions) -> Any:
     """Return X, as dense features if most of it is nonzero and the parameters allow it."""
-    if options.params.tfidf or options.vocabulary is not None:
+    params = options.params
+    if params.tfidf or params.sqrt or options.vocabulary is not None:
         return data.X
     return [data.X] if is_mostly_full(data.X) else data.X
 

@@ -67,6 +67,9 @@ class TrainingParams:
         Tolerance of the stopping rule, as in LIBLINEAR; under L1, 100 times the relative gap.
     tfidf : bool, default=False
         Whether to multiply each feature by its inverse document frequency in the training data.
+    sqrt : bool, default=False
+        Whether to take the square root of each feature value (of its magnitude; signs stay) before
+        anything else. Often more accurate if values are counts (``docs/howto/best.md``).
     normalize : bool, default=True
         Whether to scale each row to Euclidean norm 1.
     bias : float, default=1.0
@@ -99,7 +102,8 @@ class TrainingParams:
         The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k.
     best : bool, default=False
         Whether to choose everything that pays on held-out rows (``docs/howto/best.md``): C, the
-        weight of positive rows, refining, and the terms of texts. The model is calibrated.
+        weight of positive rows, refining, and the terms of texts or the square roots of numbers.
+        The model is calibrated.
 
     Raises
     ------
@@ -125,6 +129,7 @@ class TrainingParams:
     )
     tol: float = _param(0.01, "LIBLINEAR's stopping tolerance.")
     tfidf: bool = _param(False, "Multiply features by their idf [default: for texts].")
+    sqrt: bool = _param(False, "Take the square root of each value first; often good for counts.")
     normalize: bool = _param(True, "Do not scale rows to unit length.")
     bias: float = _param(1.0, "Value of the bias feature; 0: none.")
     block_size: int = _param(1000, "Labels per block.")
@@ -193,6 +198,12 @@ class TrainingParams:
     def expanded(self) -> TrainingParams:
         """The same parameters, with those that `best` stands for."""
         return replace(self, C=AUTO, calibrate=True, refine=True) if self.best else self
+
+    @property
+    def transform(self) -> dict[str, Any]:
+        """The options of `Transform.fit`."""
+        options = ("tfidf", "sqrt", "normalize", "bias", "dense_scale")
+        return {name: getattr(self, name) for name in options}
 
     @property
     def chooses_C(self) -> bool:

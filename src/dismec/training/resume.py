@@ -42,6 +42,7 @@ _NOT_COMPARED = (
     "terms_table",
     "delta_effect",
     "refine_effect",
+    "sqrt_effect",
     "block_size",
 )  # results, and settings that do not change the model
 _CHOSEN = ("C", "delta")
@@ -148,7 +149,8 @@ def known_C(job: Job, earlier: Manifest) -> Job | None:
     weight = earlier.params.get("positive_weight")
     if not (isinstance(C, float) and isinstance(weight, float) and isinstance(table, list)):
         raise ModelError(f"the unfinished model's C, {C!r}, is not a chosen one")
-    return job.with_C(C, weight, table)
+    effect = earlier.params.get("sqrt_effect")
+    return (job.with_sqrt(effect) if isinstance(effect, dict) else job).with_C(C, weight, table)
 
 
 def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
@@ -219,7 +221,7 @@ def _requested(manifest: Manifest) -> dict[str, Any]:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")
     if params.get("best"):
-        del params["positive_weight"]  # it is chosen, too
+        del params["positive_weight"], params["sqrt"]  # they are chosen, too
     return params
 
 
