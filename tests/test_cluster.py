@@ -113,7 +113,7 @@ def test_command_line_trains_on_a_cluster(tmp_path, shared, problem_file, refere
 def command(data, cluster, *more):
     return [
         sys.executable, "-m", "dismec", "train", str(data), "-o", "model", "--tfidf", "--C", "1",
-        "--cluster", str(cluster), *more,
+        "--no-calibrate", "--cluster", str(cluster), *more,
     ]  # fmt: skip
 
 
@@ -426,7 +426,7 @@ def test_waiting_for_a_scheduler_file_is_reported_immediately(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("sees_all", [True, False])
 def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
-    X, Y = random_problem(rows=6000, features=400, labels=3000, density=0.2)
+    X, Y = random_problem(rows=6000, features=400, labels=9000, density=0.2)
     data, model = tmp_path / "data" / "data.xmc", tmp_path / "model"
     data.parent.mkdir()
     model.mkdir()
