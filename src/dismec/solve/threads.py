@@ -110,7 +110,7 @@ class _Threads(AbstractContextManager["_Threads"]):
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         common = problem, params, self._cancel, costs, self._sharing
         self._new_solver = partial(LabelSolver, *common)
-        self._portions = deque(chain.from_iterable(_portions(problem, g) for g in groups))
+        self._portions = deque(chain.from_iterable(_portions(problem, g) for g in _joined(groups)))
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._lock = Lock()
         self._solving = threads  # threads that are not done with their labels
@@ -225,6 +225,18 @@ class _OpenBlock:
             kernels.copy_rows(which, places.pop(), *of_source, indptr, indices, data)
         weights = csr_on(data, indices, indptr, (len(lengths), source.shape[1]))
         return Block(self.number, equal.labels, equal.copy_of, weights, stats)
+
+
+def _joined(groups: Iterable[npt.NDArray[np.int64]]) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield small groups together, so that threads are handed as many labels as of large ones."""
+    some: list[npt.NDArray[np.int64]] = []
+    for group in groups:
+        some.append(group)
+        if sum(map(len, some)) >= _LABELS_AT_ONCE:
+            yield np.concatenate(some)
+            some = []
+    if some:
+        yield np.concatenate(some)
 
 
 def _portions(problem: Problem, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
