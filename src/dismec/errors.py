@@ -1,6 +1,9 @@
-"""The errors that callers may catch."""
+"""The errors that callers may catch, and the places that their messages begin with."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LONGEST = 2000  # characters: damaged files may hold values of any length
 
@@ -29,3 +32,13 @@ class ModelError(DismecError):
 
 class ClusterError(DismecError):
     """A cluster that cannot be used: unreachable, without workers, or with unsuitable ones."""
+
+
+@contextmanager
+def located(where: object, raises: type[DismecError], *kinds: type[Exception]) -> Iterator[None]:
+    """Put `where` before errors of these kinds, which become `raises`; by default only of that."""
+    caught = kinds or (raises,)
+    try:
+        yield
+    except caught as error:
+        raise raises(f"{where}: {error}") from None

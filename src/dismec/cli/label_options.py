@@ -10,7 +10,7 @@ import click
 from dismec.cli.console import print_level_table, print_message, print_metrics
 from dismec.cli.options import PATH
 from dismec.data.counts import counted
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
@@ -60,10 +60,8 @@ def _labels_in(path: Path, model: Model) -> list[int]:
 
     found = []
     for line, name in enumerate(load_names(path, blanks=True), 1):
-        try:
+        with located(f"{path}:{line}", DataError):
             found += [model.find_label(name)] if name else []
-        except DataError as error:
-            raise DataError(f"{path}:{line}: {error}") from None
     return found
 
 

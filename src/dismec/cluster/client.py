@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dismec.errors import ClusterError
+from dismec.errors import ClusterError, located
 
 try:
     import distributed
@@ -237,10 +237,8 @@ def _address(where: str) -> str:
     if Path(where).is_dir() or (where.endswith(".json") and not Path(where).parent.is_dir()):
         raise ClusterError(f"{where}: not the path of a scheduler file")
     if "://" in where or not (where.endswith(".json") or Path(where).exists()):
-        try:
+        with located(where, ClusterError, ValueError):
             distributed.comm.get_address_host_port(where)
-        except ValueError as error:
-            raise ClusterError(f"{where}: {error}") from None
         return where
     try:
         content = json.loads(Path(where).read_bytes())

@@ -29,7 +29,7 @@ from dismec.data.mixed import MixedRows
 from dismec.data.names import check_names
 from dismec.data.training_file import TrainingData, write_xmc
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 _BATCH_ROWS = 1 << 14
 
@@ -235,10 +235,8 @@ def save_data(
 def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
     """Check everything, and return the dataset with the types that ``Dataset`` promises."""
     x, y, columns = checked_arrays(path, dataset.X, dataset.Y)
-    try:
+    with located(path, DataError):
         return _dataset(x, y, columns, check_names(dataset.names, columns[1]))
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _dataset(

@@ -24,7 +24,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.counts import counted
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
@@ -209,10 +209,8 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     if matrix.dtype == np.float16:
         matrix = matrix.astype(np.float32)  # scipy's loops have no float16
     if getattr(matrix, "format", None) in ("csc", "bsr"):
-        try:
+        with located(what, DataError, ValueError):
             matrix.check_format(full_check=True)
-        except ValueError as error:
-            raise DataError(f"{what}: {error}") from None
     rows: Any = matrix if getattr(matrix, "format", None) == "csr" else sp.csr_array(matrix)
     nnz = _entry_count(what, columns, rows)
     # A new matrix on the same memory: the caller's own flags may be out of date and stay as they
@@ -413,8 +411,6 @@ def rows_of_pairs(rows: Iterable[Any]) -> tuple[sp.csr_array, list[list[int]]]:
         starts.append(len(columns))
     n_columns = 1 + max(columns, default=-1)
     matrix = (np.array(values), np.array(columns, np.int64), np.array(starts))
-    try:
+    with located("features of the rows", DataError, ValueError):
         X: Any = sp.csr_array(matrix, shape=(len(labels), n_columns))
-    except ValueError as error:
-        raise DataError(f"features of the rows: {error}") from None
     return check_X(X), labels

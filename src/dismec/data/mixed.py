@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.data.matrices import NPY_ERRORS, Rows, check_rows, check_X, refuse_mask
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 Floats = npt.NDArray[np.float32]
 _LARGE = 1 << 20  # values from which an array counts as large
@@ -171,10 +171,8 @@ def load_dense(path: Any) -> Floats:
         raise DataError(f"{path}: not a .npy file of numbers") from None
     if not isinstance(found, np.ndarray):
         raise DataError(f"{path}: holds several arrays; expected a .npy file of one matrix")
-    try:
+    with located(path, DataError):
         return _check_dense(found)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _is_dense(part: Any) -> bool:

@@ -19,7 +19,7 @@ from dismec.data.text_format import (
     checked_weight,
     quoted,
 )
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 T = TypeVar("T")
 
@@ -121,10 +121,8 @@ def frame_rows(
     reader: RowReader,
 ) -> Iterator[TextRow]:
     """Yield the rows of a frame with these columns, whose values a function returns."""
-    try:
+    with located(name, DataError, RefusedError):
         columns = reader.columns(header)
-    except RefusedError as error:
-        raise DataError(f"{name}: {error}") from None
     rows = zip(*map(values, columns), strict=True)
     records = (dict(zip(columns, row, strict=True)) for row in rows)
     yield from _parsed(enumerate(records), reader.row, f"{name}: row index ")
@@ -289,10 +287,8 @@ def _csv_rows(
     if not names:
         return
     header = [name.strip() for name in names]
-    try:
+    with located(f"{path}:{number}", DataError, RefusedError):
         reader.columns(header)
-    except RefusedError as error:
-        raise DataError(f"{path}:{number}: {error}") from None
 
     def parse(fields: list[str]) -> TextRow:
         if len(fields) != len(header):

@@ -48,7 +48,7 @@ from dismec.data.weights import (
     known_labels,
     pairs_at,
 )
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 
 _FORMAT, _VERSION = "dismec-dataset", "1"
 _ARRAYS = {
@@ -360,10 +360,8 @@ class XmcWriter:
                 f"{self._path}: {counted(n_labels, 'label')}, but a row has label "
                 f"{self._largest_label}"
             )
-        try:
+        with located(self._path, DataError):
             names = check_names(names, n_labels)
-        except DataError as error:
-            raise DataError(f"{self._path}: {error}") from None
         x_indices, x_data, y_indices, *others = self._spooled
         dense = others[0] if others else None
         x = (row_pointers(self._x_lengths), x_indices, x_data)

@@ -16,7 +16,7 @@ from dismec.data.formats import detect
 from dismec.data.matrices import indicator_of
 from dismec.data.text_format import TextFormat
 from dismec.data.weights import RowWeights
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 
 Log = Callable[[str], None]
@@ -105,10 +105,8 @@ def learn(
         raise DataError(f"{texts.name}: no rows to train on")
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
-    try:
+    with located(texts.name, DataError):
         vocabulary = builder.finish()
-    except DataError as error:
-        raise DataError(f"{texts.name}: {error}") from None
     if log:
         log(
             f"{counted(n_rows, 'text')}, {counted(len(vocabulary.terms), 'feature')}, "

@@ -29,7 +29,7 @@ from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.matrices import csr_on, refuse_mask, row_pointers
 from dismec.data.names import Names, unpack_names
-from dismec.errors import DataError, ModelError
+from dismec.errors import DataError, ModelError, located
 
 T = TypeVar("T")
 
@@ -171,10 +171,8 @@ class TextParams:
         for name in cls.__dataclass_fields__:
             if name not in d:
                 raise ModelError(f"text: {name!r} is missing")
-        try:
+        with located("text", ModelError, ValueError):
             return cls(**d)
-        except ValueError as error:
-            raise ModelError(f"text: {error}") from None
 
 
 class VocabularyBuilder:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.counts import counted
 from dismec.data.files import sync_directory, whole_file
-from dismec.errors import ModelError
+from dismec.errors import ModelError, located
 from dismec.model.manifest import (
     DATA,
     EDIT,
@@ -230,10 +230,8 @@ def _read_manifest(directory: Path) -> Manifest:
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
-    try:
+    with located(path, ModelError, ValueError):
         return Manifest.from_bytes(content)
-    except ValueError as error:
-        raise ModelError(f"{path}: {error}") from None
 
 
 def _is_started(directory: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from dismec.data.counts import counted
-from dismec.errors import ModelError
+from dismec.errors import ModelError, located
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished
@@ -82,12 +82,10 @@ def _refined_transform(
 ) -> RowTransform:
     """Return the transform of a refined model."""
     first = weight_files.read_first(directory, manifest, check=check)
-    try:
+    with located(directory, ModelError):
         transform = RefinedTransform(
             own, first, Refinement.from_dict(manifest.refined or {}), own.bias
         )
-    except ModelError as error:
-        raise ModelError(f"{directory}: {error}") from None
     if transform.n_columns != manifest.n_columns:
         informing = (manifest.refined or {})["informing"]
         raise ModelError(
@@ -108,10 +106,8 @@ def read_head(
     if not manifest.complete:
         raise ModelError(f"{directory}: {unfinished(directory, manifest)}")
     parts = read_parts(directory, manifest, check=check)
-    try:
+    with located(directory, ModelError):
         transform = Transform.from_dict(manifest.transform, parts.labels.idf)
-    except ModelError as error:
-        raise ModelError(f"{directory}: {error}") from None
     if manifest.refined:
         return manifest, _refined_transform(directory, manifest, transform, check), parts
     return manifest, transform, parts

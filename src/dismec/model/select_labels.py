@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels
-from dismec.errors import ModelError
+from dismec.errors import ModelError, located
 from dismec.model.manifest import MOST_WEIGHTS, PRECISIONS
 from dismec.model.shards import Shard
 
@@ -83,10 +83,8 @@ def _cut_shard(
         goes[table[own, 1]] = new[own]
         to.append(goes)
     split = n_rows > kernels.split_rows
-    try:
+    with located("the model is damaged", ModelError, ValueError):
         cut = kernels.cut([shards[number].native for number in used], to, n_rows, split)
-    except ValueError as error:
-        raise ModelError(f"the model is damaged: {error}") from None
     scales, bias, feature_starts, places, weights = cut
     order = np.lexsort([table[:, 2], new])
     starts = np.zeros(n_rows + 1, np.int32)

@@ -22,7 +22,7 @@ from dismec.cpu import in_threads, kernels, thread_map
 from dismec.data.container import forget
 from dismec.data.counts import counted
 from dismec.data.matrices import Rows, check_rows, csr_on
-from dismec.errors import DataError, ModelError
+from dismec.errors import DataError, ModelError, located
 from dismec.model.manifest import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 from dismec.solve.partition import first_equal, repeated
 
@@ -81,17 +81,13 @@ class Shard:
     @cached_property
     def native(self) -> Any:
         """The shard as an object of the kernels."""
-        try:
+        with located("a shard's arrays do not fit together", ModelError, ValueError, TypeError):
             return kernels.Shard(**self.arrays)
-        except (ValueError, TypeError) as error:
-            raise ModelError(f"a shard's arrays do not fit together: {error}") from None
 
     def unpack(self) -> sp.csr_array:
         """Return the classifiers as CSR float32 (n_classifiers, n_features + 1), bias last."""
-        try:
+        with located("a shard is damaged", ModelError, ValueError):
             indptr, indices, data = kernels.unpack(self.native)
-        except ValueError as error:
-            raise ModelError(f"a shard is damaged: {error}") from None
         return csr_on(data, indices, indptr, (len(self.scales), self.n_features + 1))
 
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
@@ -427,10 +423,8 @@ def _block_rows(n_rows: int, weights: Any, n_features: int) -> Rows:
             f"a block of {counted(n_rows, 'label')} holds {weights.shape[0]} × {weights.shape[1]} "
             f"weights; expected {n_features + 1} per label: one per feature and the bias"
         )
-    try:
+    with located("a block's weights", ModelError, DataError):
         return check_rows(weights, n_features + 1)
-    except DataError as error:
-        raise ModelError(f"a block's weights: {error}") from None
 
 
 def _signatures(rows: Rows) -> npt.NDArray[np.uint64]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.names import pack_names, unpack_names
-from dismec.errors import ModelError
+from dismec.errors import ModelError, located
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
 from dismec.model.directory import open_checked, write_hashed
@@ -86,19 +86,15 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
         quick = path.exists() and path.stat().st_size <= QUICK_BYTES
         wanted = receipt.sha256 if check or (check is None and quick) else None
         arrays, _ = open_checked(path, wanted)
-        try:
+        with located(path, ModelError):
             return parse(arrays)
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from None
 
     labels = read("labels", lambda arrays: _parse_labels(arrays, manifest))
     assert labels is not None  # every manifest names them
     vocabulary = None
     if manifest.text is not None:
-        try:
+        with located(directory, ModelError):
             params = TextParams.from_dict(manifest.text)
-        except ModelError as error:
-            raise ModelError(f"{directory}: {error}") from None
         vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
         if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
             features = counted(manifest.n_features, "feature")

@@ -28,7 +28,7 @@ from dismec.data.mixed import check_features
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import check_row_weights, kept_rows
-from dismec.errors import DataError, ModelError
+from dismec.errors import DataError, ModelError, located
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.calibration import Calibration
@@ -409,10 +409,8 @@ class _Edit:
         """The parameters that the model was trained with."""
         known = {field.name for field in fields(TrainingParams)}
         params = {key: value for key, value in self.model.params.items() if key in known}
-        try:
+        with located(f"{self.directory}: invalid parameters", ModelError, ValueError):
             return TrainingParams(**params | {"calibrate": False})
-        except ValueError as error:
-            raise ModelError(f"{self.directory}: invalid parameters: {error}") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dismec.data.matrices import check_Y
 from dismec.data.mixed import MixedRows
 from dismec.data.targets import matrix_of_labels
 from dismec.data.training_file import TrainingData
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 from dismec.training.job import Job
 
 _MOST_ROWS = 10_000
@@ -51,11 +51,9 @@ class Validation(NamedTuple):
         """Return the given rows, checked, or hold out a tenth of the job's own."""
         if given is None:
             return cls(None, held_out(job.problem.n_rows))
-        try:
+        with located("validation data", DataError):
             X = job.transform.take(given[0])
             Y = check_Y(matrix_of_labels(given[1], job.parts.labels.names), X.shape[0])
-        except DataError as error:
-            raise DataError(f"validation data: {error}") from None
         if X.shape[0] == 0:
             raise DataError("validation data: no rows")
         truth: Any = Y
