@@ -20,7 +20,6 @@ authors' code.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ import scipy.sparse as sp
 from scipy.special import expit
 
 from dismec.compare.baseline import Topk, best_entries, best_of_rows
+from dismec.cpu import in_threads
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
@@ -59,8 +59,7 @@ class FastXML:
         def grow(tree: int) -> Tree:
             return _grown(self, X, Y, np.random.default_rng((self.seed, tree)))
 
-        with ThreadPoolExecutor(threads) as pool:
-            return Forest(list(pool.map(grow, range(self.n_trees))))
+        return Forest(in_threads(grow, range(self.n_trees), threads))
 
 
 class Tree(NamedTuple):

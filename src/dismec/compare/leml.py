@@ -36,7 +36,6 @@ formed: XᵀXV and XᵀXW are enough.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +44,7 @@ import scipy.linalg
 import scipy.sparse as sp
 
 from dismec.compare.baseline import Floats, Topk, best_of_rows, conjugate_gradients
+from dismec.cpu import in_threads
 
 _BLOCK = 64  # columns at a time, so results do not depend on the number of threads
 # A dense XᵀX is used up to this number of features, if it has at most this many entries per entry
@@ -120,8 +120,7 @@ class NormalEquations:
     def in_blocks(self, n_columns: int, compute: Callable[[slice], Any]) -> list[Any]:
         """Return the result of `compute` for each block of columns, in order."""
         blocks = [slice(at, min(at + _BLOCK, n_columns)) for at in range(0, n_columns, _BLOCK)]
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(compute, blocks))
+        return in_threads(compute, blocks, self.threads)
 
     def by_blocks(self, n_columns: int, compute: Callable[[slice], Floats]) -> Floats:
         """Like `in_blocks`, joined into one matrix."""

@@ -27,7 +27,6 @@ data sets probably used a one-vs-rest base, too.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -38,6 +37,7 @@ from scipy.optimize import Bounds, minimize
 from scipy.special import expit
 
 from dismec.compare.baseline import Topk, best_by_weights, best_of, some_at_a_time
+from dismec.cpu import in_threads
 from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit as train_one_vs_rest
@@ -77,8 +77,7 @@ class LPSR:
             return choose_labels(rankings.pairs(rows), len(labels), leaf_labels, self.k)
 
         leaves = tree.leaf_rows(X)
-        with ThreadPoolExecutor(threads) as pool:
-            kept = dict(zip(leaves, pool.map(choose, leaves.values()), strict=True))
+        kept = dict(zip(leaves, in_threads(choose, leaves.values(), threads), strict=True))
         return FittedLPSR(tree, weights, kept, labels.astype(np.int32))
 
     def _base(self, X: Any, Y: Any, threads: int) -> Any:

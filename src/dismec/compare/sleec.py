@@ -21,7 +21,6 @@ predicted embeddings are nearest to its own:
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from dismec.compare.baseline import (
     settled,
     some_at_a_time,
 )
+from dismec.cpu import in_threads
 
 Dense = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
@@ -91,8 +91,7 @@ class SLEEC:
             rows = np.flatnonzero(splits[task[0]][1] == task[1]).astype(np.int32)
             return params.fit_region(X, Y, rows, np.random.default_rng([self.seed, *task]))
 
-        with ThreadPoolExecutor(threads) as pool:
-            regions = iter(list(pool.map(train, tasks)))
+        regions = iter(in_threads(train, tasks, threads))
         learners = [Learner(centers, [next(regions) for _ in centers]) for centers, _ in splits]
         return FittedSLEEC(learners, Y, params.neighbors)
 

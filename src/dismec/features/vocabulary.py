@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, TypeVar, cast
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import kernels, thread_count
+from dismec.cpu import in_threads, kernels, thread_count
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.matrices import csr_on, refuse_mask, row_pointers
@@ -371,7 +370,4 @@ def _in_chunks(
     """Call ``work(begin, end)`` for chunks of rows, in as many threads as are worthwhile."""
     cuts = np.flatnonzero(np.diff(ends[begin:end] // _CHUNK)) + begin + 1
     chunks = list(pairwise([begin, *cuts.tolist(), end]))
-    if threads == 1 or len(chunks) == 1:
-        return [work(*chunk) for chunk in chunks]
-    with ThreadPoolExecutor(min(threads, len(chunks)), thread_name_prefix="dismec-text") as pool:
-        return list(pool.map(lambda chunk: work(*chunk), chunks))
+    return in_threads(lambda chunk: work(*chunk), chunks, min(threads, len(chunks)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cpu import kernels, thread_count
+from dismec.cpu import in_threads, kernels, thread_count
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.counts import check_k, counted
 from dismec.data.matrices import Rows
@@ -313,11 +312,4 @@ def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | No
     # Several chunks per thread, so that a delayed thread does not hold up the others.
     size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
-    threads = min(threads, len(chunks))
-    if threads <= 1:
-        for start, stop in chunks:
-            work(start, stop)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="dismec-predict") as pool:
-        for _ in pool.map(lambda chunk: work(*chunk), chunks):
-            pass
+    in_threads(lambda chunk: work(*chunk), chunks, min(threads, len(chunks)))
