@@ -80,12 +80,13 @@ def test_labels_are_found_equal_by_their_rows_alone():
     assert equal.groups.tolist() == [0, 1, 2, 0, 1, 5, 2, 0]
     assert equal.distinct.tolist() == equal.first.tolist() == [0, 1, 2, 5]
     assert equal.sizes.tolist() == [3, 2, 2, 1]
-    assert [found.tolist() for found in equal.copies([5, 0])] == [[5, 0, 3, 7], [0, 1, 4]]
+    assert equal.find(np.array([5, 0])).tolist() == [3, 0]
+    assert equal.copy_of.tolist() == [0, 1, 2, 0, 1, 3, 2, 0]
     some = equal.among(np.array([1, 3, 4, 7]))
     assert some.distinct.tolist() == [3, 1]
     assert some.first.tolist() == [1, 0]
-    assert [found.tolist() for found in some.copies([1, 3])] == [[0, 2, 1, 3], [0, 2, 4]]
-    assert [found.tolist() for found in some.copies([])] == [[], [0]]
+    assert some.find(np.array([1, 3])).tolist() == [1, 0]
+    assert some.copy_of.tolist() == [1, 0, 1, 0]
 
 
 @settings(deadline=None)
@@ -107,7 +108,7 @@ def test_groups_of_all_labels_are_reused():
     assert equal.among(np.arange(4)) is equal
     assert equal.among(np.array([3, 2, 1, 0])).distinct.tolist() == [2, 1, 3]
     for found in (equal, equal.among(np.array([0, 1, 2, 3]))):
-        assert [part.tolist() for part in found.copies([0, 3])] == [[0, 2, 3], [0, 2, 3]]
+        assert found.copy_of.tolist() == [0, 1, 0, 2]
 
 
 def test_blocks_of_equal_effort_hold_every_label_once():

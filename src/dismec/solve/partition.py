@@ -30,8 +30,6 @@ class EqualLabels:
         )
         self.distinct = labels[self.first]
         self._sorter = np.argsort(self.distinct)
-        self._order = np.argsort(self.copy_of, kind="stable")
-        self._starts = np.cumsum(self.sizes) - self.sizes
 
     @classmethod
     def of(
@@ -67,18 +65,6 @@ class EqualLabels:
     def find(self, distinct: npt.NDArray[Any]) -> Ints:
         """Return the places of these labels in `distinct`."""
         return self._sorter[np.searchsorted(self.distinct, distinct, sorter=self._sorter)]
-
-    def copies(self, distinct: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-        """Return the places in `labels` of the groups of these `distinct` labels, and their bounds.
-
-        The group of ``distinct[i]``, including itself, is between ``bounds[i]`` and ``bounds[i +
-        1]``.
-        """
-        at = self.find(distinct)
-        sizes = self.sizes[at]
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
-        places = np.arange(bounds[-1]) + np.repeat(self._starts[at] - bounds[:-1], sizes)
-        return self._order[places], bounds
 
 
 def first_equal(keys: Sequence[npt.NDArray[Any]]) -> Ints:
