@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.solve.partition import repeated
+
 _LISTED = 10  # groups of equal rows that are listed
 _ROWS_NAMED = 5  # rows listed per group
 _MOST_BEGINNINGS = 50_000  # duplicate texts whose beginnings are kept for display
@@ -109,11 +111,7 @@ def describe_duplicates(
 
 def groups_of_equals(values: npt.NDArray[Any]) -> list[npt.NDArray[np.int64]]:
     """Return the places of each value that occurs several times, in ascending order."""
-    order = np.argsort(values, kind="stable")
-    is_equal = values[order][1:] == values[order][:-1]
-    repeated = np.zeros(len(values), np.bool_)
-    repeated[1:] |= is_equal
-    repeated[:-1] |= is_equal
-    order = order[repeated]
+    places = repeated(values)
+    order = places[np.argsort(values[places], kind="stable")]
     edges = np.flatnonzero(values[order][1:] != values[order][:-1]) + 1
     return np.split(order, edges) if len(order) else []
