@@ -111,6 +111,11 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     return MixedRows(sparse, dense)
 
 
+def with_dense(X: Any, dense: Any) -> Any:
+    """Return sparse rows, with dense features beside them if there are any."""
+    return X if dense is None else mixed_rows(X, dense)
+
+
 def sparse_part(X: Any) -> Any:
     """Return the sparse features of rows."""
     return X.sparse if isinstance(X, MixedRows) else X

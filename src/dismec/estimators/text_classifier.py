@@ -15,14 +15,14 @@ import scipy.sparse as sp
 from dismec.cpu import thread_count
 from dismec.data.columns import text_column
 from dismec.data.counts import counted
-from dismec.data.mixed import is_parts, mixed_rows
+from dismec.data.mixed import is_parts, with_dense
 from dismec.data.targets import Kind, Target
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
-from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.model import check_dense
@@ -203,7 +203,7 @@ class DiSMECTextClassifier(Estimator):
             builder.add(rows)
             vocabulary = builder.finish()
             judge = validation and self._aligned(vocabulary, *validation, target.classes)
-            found = self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+            found = with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
             data = TrainingData(found, target.Y, weights, names=names)
             yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
 
@@ -315,12 +315,7 @@ class DiSMECTextClassifier(Estimator):
         target, rows = Target.of(labels), text_column(texts)
         _check_lengths(rows, target)
         found = vocabulary.rows(rows, threads=self._threads())
-        return self._with_dense(found, dense), target.among(classes)
-
-    @staticmethod
-    def _with_dense(rows: TextRows, dense: Any) -> Any:
-        """Return the rows of texts, with dense features beside them if there are any."""
-        return rows if dense is None else mixed_rows(rows, dense)
+        return with_dense(found, dense), target.among(classes)
 
     def _rows(self, texts: Any) -> Any:
         return self._fitted().rows_of(texts, threads=self._threads())

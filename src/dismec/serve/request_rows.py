@@ -13,7 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.mixed import mixed_rows
+from dismec.data.mixed import mixed_rows, with_dense
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextRows, Vocabulary
 from dismec.model.model import Model
@@ -65,7 +65,7 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
     else:
         X = _read_rows(rows, model, where) if X is None else X
         X = X if model.vocabulary is None else TextRows(X)
-    return (X if dense is None else mixed_rows(X, dense)), request
+    return with_dense(X, dense), request
 
 
 def _check_length(request: Any, most: int) -> None:

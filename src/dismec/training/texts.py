@@ -17,7 +17,7 @@ import numpy as np
 
 from dismec.data.corpus import TextBatch, Texts
 from dismec.data.dataset import Dataset, load_data
-from dismec.data.mixed import mixed_rows
+from dismec.data.mixed import with_dense
 from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.data.weights import RowWeights, find_pairs, kept_rows, known_labels, pairs_at
@@ -78,7 +78,7 @@ def texts_read(
     )
     if judge:
         rows, _ = weighted_rows(judge, vocabulary, numbers, threads=threads)
-        options = replace(options, validation=(_with_dense(rows.X, validation_dense), rows.Y))
+        options = replace(options, validation=(with_dense(rows.X, validation_dense), rows.Y))
 
     def completed(rows: Dataset, found: RowWeights | None) -> TrainingData:
         pairs = None
@@ -87,7 +87,7 @@ def texts_read(
             n_rows = rows.Y.shape[0] if keep is None else len(keep)
             pairs = find_pairs(pair_weights, (n_rows, len(names)), names)
             pairs = pairs_at(pairs, None if keep is None else np.flatnonzero(keep))
-        return TrainingData(_with_dense(rows.X, dense), rows.Y, found, pairs, names)
+        return TrainingData(with_dense(rows.X, dense), rows.Y, found, pairs, names)
 
     if directory is None or vocabulary is None:
         yield completed(*weighted_rows(texts, vocabulary, numbers, threads=threads)), options
@@ -130,11 +130,6 @@ def _write_rows(
         weights = kept_rows(np.array(found) if found else None)[1]
         writer.finish(len(numbers), weights=weights)
     return weights
-
-
-def _with_dense(X: Any, dense: Any) -> Any:
-    """Return the rows of texts, with dense features beside them if there are any."""
-    return X if dense is None else mixed_rows(X, dense)
 
 
 def _names_of(texts: Texts) -> list[str]:
