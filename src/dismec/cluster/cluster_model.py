@@ -112,13 +112,13 @@ class ShardFile(NamedTuple):
         return weight_files.read_shard(where, self.receipt, *self.shape, check=check)
 
 
+@dataclass(frozen=True, eq=False)
 class Rescaling:
     """The arguments of `Shard.rescaled` for one shard: a ranking by slope·score + offset."""
 
-    def __init__(
-        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
-    ) -> None:
-        self.slopes, self.offsets, self.bias = slopes, offsets, bias
+    slopes: Float32s
+    offsets: Float32s
+    bias: float
 
 
 class HeldShard:
