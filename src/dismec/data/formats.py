@@ -275,15 +275,23 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
+def arrow_module(what: str) -> Any:
+    """Return `dismec.data.arrow`; raise `DataError` that `what` needs pyarrow if it is missing."""
+    try:
+        import dismec.data.arrow
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise DataError(f"{what} with pyarrow: pip install 'dismec[arrow]'") from None
+    return dismec.data.arrow
+
+
 def _unzstd(file: io.BufferedReader[Any], path: Path) -> Any:
     try:
-        from dismec.data.arrow import zstd_stream
-    except ModuleNotFoundError:
+        return arrow_module(f"{path}: Zstandard files are read").zstd_stream(file)
+    except DataError:
         file.close()
-        raise DataError(
-            f"{path}: Zstandard files are read with pyarrow: pip install 'dismec[arrow]'"
-        ) from None
-    return zstd_stream(file)
+        raise
 
 
 def open_unpacked(path: Path, copy: int | None = None) -> Any:

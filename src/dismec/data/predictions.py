@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.files import whole_file
+from dismec.data.formats import arrow_module
 from dismec.data.printable import json_text, spell_name
 from dismec.errors import DataError
 
@@ -252,7 +253,8 @@ class _ParquetWriter(PredictionWriter):
         names, what = self.columns.names, self.columns.values
         if self._lists is None:
             items = {"labels": "int32" if names is None else "string", what: "float32"}
-            self._lists = _parquet_lists(self.file, items, ids is not None)
+            arrow = arrow_module("Parquet is written")
+            self._lists = arrow.ParquetLists(self.file, items, with_ids=ids is not None)
         kept = top >= 0
         labels: Any = top[kept]
         if names is not None:
@@ -312,13 +314,3 @@ _WRITERS: dict[str, type[PredictionWriter]] = {
     "npz": _NpzWriter,
     "xmc": _XmcWriter,
 }
-
-
-def _parquet_lists(file: BinaryIO, items: dict[str, str], with_ids: bool) -> Any:
-    try:
-        from dismec.data.arrow import ParquetLists
-    except ModuleNotFoundError as error:
-        if error.name != "pyarrow":
-            raise
-        raise DataError("Parquet is written with pyarrow: pip install 'dismec[arrow]'") from None
-    return ParquetLists(file, items, with_ids=with_ids)

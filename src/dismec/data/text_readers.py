@@ -9,7 +9,7 @@ from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, UnreadableError
+from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, UnreadableError, arrow_module
 from dismec.data.text_format import (
     LabelCells,
     RefusedError,
@@ -303,21 +303,14 @@ def _arrow_rows(
 ) -> Iterator[TextRow]:
     """Yield the rows of a Parquet or Arrow file."""
     kind = "Parquet" if parquet else "Arrow"
+    arrow = arrow_module(f"{path}: {kind} files are read")
     try:
-        from dismec.data.arrow import ARROW_ERRORS, ArrowTable
-    except ModuleNotFoundError as error:
-        if error.name != "pyarrow":
-            raise
-        raise DataError(
-            f"{path}: {kind} files are read with pyarrow: pip install 'dismec[arrow]'"
-        ) from None
-    try:
-        table = ArrowTable(file, parquet=parquet)
+        table = arrow.ArrowTable(file, parquet=parquet)
         records = table.rows(reader.columns(table.names))
         yield from _parsed(enumerate(records, 1), reader.row, f"{path}: row ")
     except RefusedError as error:
         raise DataError(f"{path}: {error}") from None
-    except ARROW_ERRORS as error:
+    except arrow.ARROW_ERRORS as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read as {kind}: {reason}") from None
 
