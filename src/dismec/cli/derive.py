@@ -19,8 +19,8 @@ from dismec.cli.console import (
 )
 from dismec.cli.options import (
     PATH,
-    F,
     Reading,
+    added,
     check_plot,
     data_options,
     json_option,
@@ -35,18 +35,12 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
 
 
-def _output_options(command: F) -> F:
-    """Add options for the new model and for the output of the command."""
-    for option in (
-        quiet_option,
-        json_option,
-        click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
-        click.option(
-            "-o", "--output", type=PATH, required=True, help="Directory for the new model."
-        ),
-    ):
-        command = option(command)
-    return command
+_output_options = added(
+    click.option("-o", "--output", type=PATH, required=True, help="Directory for the new model."),
+    click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
+    json_option,
+    quiet_option,
+)
 
 
 @click.command()

@@ -265,6 +265,17 @@ def no_features(n_rows: int) -> csr_array:
     return rows  # type: ignore[no-any-return]
 
 
+def added(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 dense_option = click.option(
     "--dense",
     type=PATH,
@@ -350,19 +361,22 @@ def data_options(
             reading = Reading(label_matrix, label_names, columns, *how)
             return command(*args, reading=reading, **others)
 
-        for option in reversed(options):
-            gathered = option(gathered)
-        return gathered
+        return added(*options)(gathered)
 
     return add
 
 
-def propensity_options(command: F) -> F:
-    """Add the propensity constants."""
-    for name in ("B", "A"):
-        text = f"The constant {name} of propensities [default: as in training]."
-        command = click.option(f"--propensity-{name.lower()}", name, type=float, help=text)(command)
-    return command
+propensity_options = added(
+    *(
+        click.option(
+            f"--propensity-{name.lower()}",
+            name,
+            type=float,
+            help=f"The constant {name} of propensities [default: as in training].",
+        )
+        for name in ("A", "B")
+    )
+)
 
 
 def parse_numbers(

@@ -25,6 +25,7 @@ from dismec.cli.options import (
     PATH,
     F,
     Reading,
+    added,
     cluster_option,
     data_options,
     dense_option,
@@ -100,6 +101,7 @@ def _parse_lengths(
 
 
 _LENGTHS: dict[str, Any] = {"metavar": "MIN,MAX", "callback": _parse_lengths}
+# For the fields of `TextParams` that can be changed.
 _TEXT_OPTIONS: dict[str, Any] = {
     "word_ngrams": click.option(
         "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS
@@ -125,26 +127,12 @@ _TEXT_OPTIONS: dict[str, Any] = {
 }
 
 
-def _hyperparameter_options(command: F) -> F:
-    """Add an option for each field of `TrainingParams`."""
-    for field in reversed(fields(TrainingParams)):
-        command = _option(field)(command)
-    return command
-
-
-def _text_options(command: F) -> F:
-    """Add an option for each field of `TextParams` that can be changed."""
-    for option in reversed(_TEXT_OPTIONS.values()):
-        command = option(command)
-    return command
-
-
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
 @json_option
 @data_options(weights=True)
-@_hyperparameter_options
+@added(*map(_option, fields(TrainingParams)))
 @click.option(
     "--validation",
     type=PATH,
@@ -166,7 +154,7 @@ def _text_options(command: F) -> F:
     metavar="FILE",
     help="Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
 )
-@_text_options
+@added(*_TEXT_OPTIONS.values())
 @cluster_option
 @threads_option
 @quiet_option
