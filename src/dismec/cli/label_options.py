@@ -79,11 +79,9 @@ def print_not_allowed(allowed: Allowed, Y: Any) -> None:
 def tree_of_test(path: Path, model: Model, data: Dataset) -> LabelTree:
     """Read the hierarchy of the labels of a model and of its test data."""
     from dismec.data.hierarchy import load_tree
+    from dismec.report.evaluation import all_names
 
-    names = model.names
-    if names is None or (data.names is not None and len(data.names) > len(names)):
-        names = data.names
-    return load_tree(path, names, max(model.n_labels, data.Y.shape[1]))
+    return load_tree(path, all_names(model, data), max(model.n_labels, data.Y.shape[1]))
 
 
 def measure_levels(

@@ -256,13 +256,12 @@ class Hierarchy:
             If a name of the hierarchy is not a label and has no children.
         """
         nodes = {name: number for number, name in reversed(list(enumerate(names)))}
-        is_parent = np.zeros(len(self.names), np.bool_)
-        is_parent[self._parent] = True
+        leaves = set(self.leaves)
         groups: list[str] = []
         for number, name in enumerate(self.names):
             if name in nodes:
                 continue
-            if not is_parent[number]:
+            if name in leaves:
                 place = int(self._place[self._child == number].min())
                 raise DataError(
                     f"{self._at(place)}: {name!r} is neither a label of the model nor a parent"

@@ -40,7 +40,7 @@ def describe_test(
     if truth.Y.shape[0] == 0:
         raise DataError("the test data have no rows")
     top, values = model.predict_topk(data.X, max(KS), threads=threads)
-    columns = _label_columns(truth, top, _all_names(model, data))
+    columns = _label_columns(truth, top, all_names(model, data))
     found = {
         "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
         "guesses": precision_of_guesses(truth, KS),
@@ -74,7 +74,7 @@ def _node_columns(
     return columns
 
 
-def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
+def all_names(model: Model, data: Dataset) -> Sequence[str] | None:
     """Return the names of all labels; with texts, the data may have more labels than the model."""
     if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
         return data.names
