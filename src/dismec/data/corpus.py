@@ -112,11 +112,8 @@ def read_frame(
     ----------
     frame : frame
         A table of pandas, polars, pyarrow or Hugging Face datasets.
-    fmt : TextFormat, default=TextFormat()
-        The names of the columns.
-    needs_labels : bool, default=True
-        Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
-        predict labels for.
+    fmt, needs_labels
+        As for `read_texts`.
 
     Returns
     -------

@@ -76,16 +76,8 @@ def add_labels(
     names : sequence of str, default=None
         Names of the columns of Y, which match them with the labels of a model that has names. By
         default the columns of a frame. Without names, column l is label l.
-    weights : array-like of shape (n_rows,), default=None
-        Row weights, at least 0.
-    threads : int, default=None
-        Number of threads. By default all available CPUs.
-    progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``.
-    cluster : Dask client or str, default=None
-        Dask cluster to train on: a client, a scheduler address or a scheduler file.
-    source : str or path-like, default=None
-        The ``.xmc`` file that X and Y were loaded from.
+    weights, threads, progress, cluster, source
+        As for `train`.
 
     Returns
     -------

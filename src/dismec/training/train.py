@@ -315,8 +315,8 @@ def train_text(
     source : str, path-like, frame or Texts
         Texts with their labels: a file as `read_texts` reads it, which may be larger than memory,
         or a frame of pandas, polars, pyarrow or Hugging Face datasets.
-    path : str or path-like
-        The model directory; it is created if it does not exist.
+    path, threads, overwrite, progress, cluster
+        As for `train`.
     params : TrainingParams, default=None
         Training parameters. By default those of `TrainingParams`, with tf-idf.
     text : TextParams, default=None
@@ -330,18 +330,10 @@ def train_text(
         Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
         otherwise all texts have the same weight.
     pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
-        Weights of single (text, label) pairs, as for `dismec.train`. The columns of a matrix are
+        Weights of single (text, label) pairs, as for `train`. The columns of a matrix are
         the labels in the order of their names; a file names them.
-    threads : int, default=None
-        Number of threads. By default all available CPUs.
-    overwrite : bool, default=False
-        Whether to overwrite a model in the directory.
-    progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``.
     log : callable, default=None
         Called periodically with a line of text while texts are read.
-    cluster : Dask client or str, default=None
-        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     examples : bool, default=False
         Whether to store the beginnings of up to five training texts in the model, which its server
         shows as examples. Leave this off if the texts are private.
