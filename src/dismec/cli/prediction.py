@@ -42,6 +42,7 @@ from dismec.cli.options import (
 )
 from dismec.cli.output import ENDINGS, FORMATS, STANDARD, checked_format, opened_writer
 from dismec.data.counts import counted
+from dismec.data.printable import can_encode
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -78,10 +79,8 @@ def _check_aim(_: click.Context, __: click.Parameter, aim: str | None) -> str | 
 
 def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     for number, text in enumerate(texts, 1):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise click.BadParameter(f"text {number} is not UTF-8") from None
+        if not can_encode(text):
+            raise click.BadParameter(f"text {number} is not UTF-8")
     return texts
 
 

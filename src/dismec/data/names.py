@@ -12,6 +12,7 @@ import numpy as np
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.files import StrPath, decode_utf8, read_bytes
+from dismec.data.printable import can_encode
 from dismec.errors import DataError
 
 _NAMES_AT_ONCE = 1 << 12  # few enough that the intermediate results stay in the cache
@@ -186,19 +187,11 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
     for label, name in enumerate(names):
         if not isinstance(name, str):
             raise DataError(f"label {label}: its name is {name!r}, which is not text")
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise DataError(f"label {label}: its name {name!r} is not valid Unicode") from None
+        if not can_encode(name):
+            raise DataError(f"label {label}: its name {name!r} is not valid Unicode")
     return [str(name).strip() for name in names]
 
 
 def _is_sound(names: list[str]) -> bool:
     """Return whether all names are certainly valid; checked at once, as there may be millions."""
-    if not set(map(type, names)) <= {str}:
-        return False
-    try:
-        "".join(names).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return set(map(type, names)) <= {str} and can_encode("".join(names))

@@ -44,7 +44,7 @@ def json_text(value: object, encoding: str = "utf-8") -> str:
     It contains no terminal control characters. Characters that `encoding` lacks are escaped.
     """
     text = json.dumps(value, ensure_ascii=False)
-    if not _can_encode(text, encoding):
+    if not can_encode(text, encoding):
         return json.dumps(value)
     return printable(text)
 
@@ -60,12 +60,13 @@ def spell_name(name: str, encoding: str = "utf-8") -> str:
     >>> print(spell_name("wheat"), spell_name("cast iron"), spell_name("2024"))
     wheat "cast iron" "2024"
     """
-    if _UNQUOTED.fullmatch(name) and _can_encode(name, encoding):
+    if _UNQUOTED.fullmatch(name) and can_encode(name, encoding):
         return name
     return json_text(name, encoding)
 
 
-def _can_encode(text: str, encoding: str) -> bool:
+def can_encode(text: str, encoding: str = "utf-8") -> bool:
+    """Return whether all characters of a text can be written in an encoding."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
