@@ -49,7 +49,7 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
     ``OSError`` has ``path`` as its ``filename``.
     """
     path = Path(path)
-    try:
+    with naming(path):
         if path.is_dir() and (follow or not path.is_symlink()):
             raise IsADirectoryError(errno.EISDIR, "is a directory")
         if follow and path.exists() and not path.is_file():
@@ -68,6 +68,13 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(target.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of temporary and open files the name of the file they are for."""
+    try:
+        yield
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise

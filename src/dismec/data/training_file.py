@@ -10,8 +10,8 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from dismec.data.container import ContainerError, Spooled, open_arrays, write_arrays
 from dismec.data.counts import counted
-from dismec.data.files import StrPath
+from dismec.data.files import StrPath, naming
 from dismec.data.matrices import (
     MAX_COLUMNS,
     canonical,
@@ -293,7 +293,7 @@ class XmcWriter:
         self._largest_feature = self._largest_label = -1
         self._x_lengths: list[NDArray[np.int64]] = []
         self._y_lengths: list[NDArray[np.int64]] = []
-        with ExitStack() as stack, _naming(self._path):
+        with ExitStack() as stack, naming(self._path):
             if self._path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a directory")
             kinds = [("<i4", None), ("<f4", None), ("<i4", None)]
@@ -311,7 +311,7 @@ class XmcWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with _naming(self._path):
+        with naming(self._path):
             self._files.close()
 
     def append(
@@ -334,7 +334,7 @@ class XmcWriter:
         Y: Any = self._indicator(labels) if isinstance(labels, Sequence) else labels
         x, (y_indptr, y_indices), _ = checked_arrays(self._path, X, Y, self._n_rows)
         pieces = (x.indices, x.data, y_indices, *(() if dense is None else (dense,)))
-        with _naming(self._path):
+        with naming(self._path):
             for spooled, piece in zip(self._spooled, pieces, strict=True):
                 spooled.file.write(np.ascontiguousarray(piece, spooled.dtype).data)
         self._x_lengths.append(np.diff(x.indptr))
@@ -366,7 +366,7 @@ class XmcWriter:
         dense = others[0] if others else None
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
-        with _naming(self._path):
+        with naming(self._path):
             write_xmc(self._path, x, y, (n_features, n_labels), names, weights, dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
@@ -375,13 +375,3 @@ class XmcWriter:
                 wrong = next(label for label in ids if not 0 <= label < MAX_COLUMNS)
                 raise DataError(f"{self._path}: row {row}: {wrong} is not a label id")
         return indicator_of(labels, MAX_COLUMNS)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Give errors of temporary files the name of the file they are for."""
-    try:
-        yield
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise

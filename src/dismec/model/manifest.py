@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dismec.data.counts import counted
-from dismec.data.files import whole_file
+from dismec.data.files import naming, whole_file
 from dismec.errors import DataError, ModelError
 from dismec.solve.block import BINS, BlockStats
 
@@ -288,13 +288,10 @@ class Journal:
         """
         texts = [_receipt_text(receipt).encode() for receipt in receipts]
         lines = b"".join(b"%s %s\n" % (_checksum(text), text) for text in texts)
-        try:
+        with naming(self._path):
             while lines:
                 lines = lines[self._file.write(lines) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            error.filename = str(self._path)
-            raise
 
     def __enter__(self) -> Journal:
         return self
