@@ -220,14 +220,10 @@ def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
             keys.append(hash(key))
             places.append(place)
     # Equal hashes only give candidates; whether they are one edit apart is checked.
-    order = np.argsort(np.array(keys, np.int64), kind="stable")
-    sorted_keys = np.array(keys, np.int64)[order]
-    sorted_places = np.array(places, np.int64)[order]
-    starts = np.flatnonzero(np.append(True, sorted_keys[1:] != sorted_keys[:-1]))
-    ends = np.append(starts[1:], len(sorted_keys))
+    place_of = np.array(places, np.int64)
     found = set()
-    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
-        meeting = np.unique(sorted_places[start:end]).tolist()
+    for group in groups_of_equals(np.array(keys, np.int64)):
+        meeting = np.unique(place_of[group]).tolist()
         for one, other in combinations(meeting, 2):
             if _is_one_edit(words[one], words[other]):
                 found.add((one, other))
