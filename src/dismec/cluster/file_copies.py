@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple, TypeVar
@@ -145,17 +145,14 @@ def _read(file: FileSpec, offset: int, dask_worker: Any = None) -> bytes:
 @contextmanager
 def _only_process(folder: Path) -> Iterator[None]:
     """Wait until no other process of this machine fills the folder."""
-    while True:
-        lock = locked(folder)
-        try:
-            lock.__enter__()
-            break
-        except ModelError:
-            time.sleep(0.1)
-    try:
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder))
+                break
+            except ModelError:
+                time.sleep(0.1)
         yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 @contextmanager
