@@ -26,7 +26,7 @@ from dismec.cluster.file_copies import FileSpec, LocalCopy, NeedsFile, open_file
 from dismec.data.counts import check_k
 from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
-from dismec.errors import DataError, ModelError
+from dismec.errors import ModelError
 from dismec.model import weight_files
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s
@@ -383,8 +383,6 @@ class _ClusterRanking:
         rows = self.transform.arrays(X)
         check_explained(rows.n_rows, label, self.n_labels)
         shard, classifier = self._remote.index.find(label)
-        if shard < 0:
-            raise DataError(f"label {label} was never trained: no training row had it")
         row = self.transform.apply_between(rows, 0, 1)
         found: list[Any] = []
         query = self._query(explain_row, row, found.extend, classifier)

@@ -85,8 +85,10 @@ class LabelIndex:
         return sum(len(labels) for labels, _ in self._labels)
 
     def find(self, label: int) -> tuple[int, int]:
-        """Return the shard of a label and its classifier there; −1 for both if there is none."""
+        """Return the shard of a label and its classifier there; raise `DataError` without any."""
         shard, classifier = self._classifiers[label].tolist()
+        if shard < 0:
+            raise DataError(f"label {label} was never trained: no training row had it")
         return shard, classifier
 
     def among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:

@@ -179,8 +179,6 @@ class Predictor:
         rows = self.transform.arrays(X)
         check_explained(rows.n_rows, label, self.n_labels)
         shard, classifier = self._index.find(label)
-        if shard < 0:
-            raise DataError(f"label {label} was never trained: no training row had it")
         row = self.transform.apply_between(rows, 0, 1)
         weights, score = explained(self._shards[shard], classifier, row)
         return row, weights, score
