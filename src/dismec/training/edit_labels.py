@@ -27,7 +27,6 @@ from dismec.data.matrices import check_Y
 from dismec.data.mixed import check_features
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
-from dismec.data.weights import check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError, located
 from dismec.features.transform import Transform
 from dismec.model import weight_files
@@ -252,13 +251,7 @@ class _Edit:
     def rows_that_count(self, data: TrainingData, threads: int | None) -> TrainingData:
         """Return the rows of positive weight; labels that only other rows have are not trained."""
         data = replace(data, X=self.model.rows_of(data.X, threads=threads))
-        if data.weights is None:
-            return data
-        X: Any = check_features(data.X)
-        keep, weights = kept_rows(check_row_weights(data.weights, X.shape[0]))
-        if keep is None:
-            return TrainingData(X, data.Y, weights)
-        return TrainingData(X[keep], check_Y(data.Y, X.shape[0])[keep], weights)
+        return data if data.weights is None else data.checked(check_features(data.X))
 
     def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
         """Return the model's label for each column of Y, or −1.
