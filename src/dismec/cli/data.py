@@ -49,8 +49,11 @@ _overwrite_option = click.option(
 )
 
 
-def _size_option(flag: str, default: int, text: str, least: int = 1) -> Callable[[F], F]:
-    kind = click.IntRange(min=least)
+def _size_option(
+    flag: str, default: float, text: str, least: int = 1, kind: Any = None
+) -> Callable[[F], F]:
+    """Create the option of a number: an integer of at least `least`, unless it has a `kind`."""
+    kind = kind or click.IntRange(min=least)
     return click.option(flag, type=kind, default=default, show_default=True, help=text)
 
 
@@ -326,20 +329,8 @@ def convert(
 @_size_option("--rows", 10_000, "Number of training rows.")
 @_size_option("--features", 20_000, "Number of features.")
 @_size_option("--labels", 1_000, "Number of labels.")
-@click.option(
-    "--labels-per-row",
-    type=float,
-    default=3.0,
-    show_default=True,
-    help="Labels per row, on average.",
-)
-@click.option(
-    "--features-per-row",
-    type=float,
-    default=42,
-    show_default=True,
-    help="Features per row, on average.",
-)
+@_size_option("--labels-per-row", 3.0, "Labels per row, on average.", kind=float)
+@_size_option("--features-per-row", 42, "Features per row, on average.", kind=float)
 @_size_option("--seed", 0, "Seed of the random numbers.", least=0)
 @click.option(
     "--format",
