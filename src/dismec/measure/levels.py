@@ -40,10 +40,8 @@ def by_level(
         Predicted labels, best first; −1 is an empty place.
     tree : LabelTree
         The hierarchy of the labels, from `Hierarchy.over`.
-    ks : sequence of int, default=(1, 3, 5)
-        How many of the predicted labels count.
-    weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0. By default all rows count the same.
+    ks, weights
+        As for `evaluate`.
 
     Returns
     -------

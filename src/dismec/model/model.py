@@ -553,10 +553,8 @@ class Model:
 
         Parameters
         ----------
-        X : matrix of shape (1, n_features), or a list of one text
-            One row, as for `predict_topk`.
-        label : int
-            Number of the label.
+        X, label
+            As for `explain`.
 
         Returns
         -------
@@ -590,13 +588,10 @@ class Model:
         Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
             The true labels. Columns of a frame and labels in lists are matched by name. Labels that
             the model does not have count as missed.
-        ks : sequence of int, default=(1, 3, 5)
-            The values of k for P@k, nDCG@k and so on.
-        A, B : float, default=None
-            Constants of the propensities, as for `dismec.propensities`. By default those that the
-            model was trained with.
-        weights : array-like of shape (n_rows,), default=None
-            How much each row counts: numbers of at least 0. By default all rows count the same.
+        ks, weights
+            As for `dismec.evaluate`.
+        A, B
+            As for `propensities`.
 
         Returns
         -------

@@ -65,10 +65,8 @@ def describe_data(
 
     Parameters
     ----------
-    path : str or path-like
+    path, labels
         The file, as for `dismec.load_data`.
-    labels : str or path-like, default=None
-        Y as a scipy ``.npz`` file. Needed if `path` is a ``.npz`` file.
     names : sequence of str, default=None
         The names of the labels. By default those in the file.
     estimate : bool, default=True

@@ -41,10 +41,8 @@ def pruning_curve(
     deltas : sequence of float, default=None
         The values of delta, in any order; none may be below that of the model. By default that of
         the model, and larger ones up to 0.3.
-    ks : sequence of int, default=(1, 3, 5)
-        The values of k for P@k, nDCG@k and so on.
-    threads : int, default=None
-        Number of threads. By default all available CPUs.
+    ks, threads
+        As for `Model.evaluate`.
 
     Returns
     -------
