@@ -290,7 +290,7 @@ class Interruption:
 def test_interrupted_anywhere_a_refinement_resumes_to_the_same_model(refined, tmp_path):
     directory, interrupted = tmp_path / "model", 0
     for steps in range(1, 100):
-        stop = Interruption(2 * steps)
+        stop = Interruption(steps)
         try:
             train(*refined.data, directory, REFINE, names=NAMES, progress=stop, threads=1)
             break

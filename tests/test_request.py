@@ -39,7 +39,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 ADVANCED = (
-    *("tol", "bias", "penalty", "precision", "positive_weight", "weighting"),
+    *("tol", "bias", "sqrt", "penalty", "precision", "positive_weight", "weighting"),
     *("soft_labels", "propensity_a", "propensity_b", "dense_scale", "metric", "best"),
 )
 
@@ -109,7 +109,7 @@ def test_every_parameter_is_in_the_options_the_estimators_and_the_manifest(tmp_p
     assert names <= options
     assert names - {"block_size"} <= set(DiSMECClassifier().get_params())
     texts = set(DiSMECTextClassifier().get_params())
-    assert names - {"block_size", "tfidf", "normalize", "bias", "soft_labels"} <= texts
+    assert names - {"block_size", "tfidf", "sqrt", "normalize", "bias", "soft_labels"} <= texts
     assert {field.name for field in fields(TextParams)} <= texts
     X, Y = problem_data
     dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
