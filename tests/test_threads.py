@@ -165,6 +165,13 @@ def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
         assert rows_of(run(problem, block_size, threads)) == expected
 
 
+def test_labels_of_small_blocks_are_handed_over_together(problem):
+    handed = []
+    run(problem, 1, 2, lambda _, labels: handed.append(len(labels)))
+    assert sum(handed) == problem.n_labels
+    assert len(handed) <= 2 + 2 * problem.n_labels / threads_module._LABELS_AT_ONCE
+
+
 def test_progress_counts_every_label_once(problem):
     counted, solved = [], []
 
