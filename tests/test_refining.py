@@ -387,7 +387,7 @@ def test_the_plain_model_is_kept_if_labels_do_not_inform_each_other(tmp_path, ca
         effects.append(effect["after"]["nDCG@5"] - effect["before"]["nDCG@5"])
         if refined.manifest.refined is None:
             kept.append(seed)
-    assert len(kept) >= 7
+    assert 3 <= len(kept) <= 9
     assert abs(np.mean(effects)) < 0.5 * effect["margin"]  # rows of the trial are like new ones
     Y = chance[kept[-1]]
     directory = tmp_path / str(kept[-1])
@@ -408,7 +408,7 @@ def test_rejected_refining_gives_the_model_and_probabilities_of_calibrating_alon
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(refining, "_helps", lambda results: False)
-    train_part, test = generate(900, 500, 450, seed=2)
+    train_part, test = generate(900, 500, 300, seed=2)
     plain = TrainingParams(calibrate=True)
     found = [
         fit(train_part.X, train_part.Y, params).predict_topk(test.X, 5, rank="probability")
