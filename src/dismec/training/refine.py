@@ -219,7 +219,7 @@ class _Steps:
         """Measure whether likely labels help as features, and calibrate if requested."""
         find = partial(self._run_trial, likely, progress)
         found = dict(self.store.found("trial", self.job, find, "plain", "wide"))
-        measured = {name: found.pop(name) for name in ("plain", "wide", "margin", "rows")}
+        measured = {name: found.pop(name) for name in ("plain", "wide", "margin", "least", "rows")}
         calibration = None
         if self.job.params.calibrate:
             calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
@@ -279,6 +279,8 @@ class _Steps:
             kernels.release_memory()
         margin = difference_margin(shares["wide"], shares["plain"], new_weights)
         results["margin"] = np.array([margin])
+        # If the user asked for refining, only a loss is a reason not to.
+        results["least"] = np.array([0.0 if job.params.best else -margin / 2])
         if curves:
             results |= curves["wide" if _helps(results) else "plain"].to_arrays()
         return results
@@ -340,7 +342,7 @@ class _TrialResults:
 
 
 def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
-    return bool(results["wide"][-1] > results["plain"][-1])
+    return bool(results["wide"][-1] - results["plain"][-1] > results["least"][0])
 
 
 def _link_shards(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
