@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,14 @@ def read_bytes(path: StrPath) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def regular_size(path: Path) -> int:
+    """Return the size of a file; raise ``OSError`` for a device or a pipe, which may never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return found.st_size
 
 
 def decode_utf8(path: StrPath, content: bytes) -> str:
