@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import errno
+import glob
 import mmap
 import os
 import secrets
 import stat
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,7 +68,12 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
                 yield file
             return
         target = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
-        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        stem = f".{target.name[:40]}."
+        temporary = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
+        for left in target.parent.glob(f"{glob.escape(stem)}*.tmp") if follow else ():
+            with suppress(OSError):
+                if left.stat().st_mtime < time.time() - 86400:  # its writer was killed
+                    left.unlink()
         try:
             with temporary.open("xb") as file:
                 yield file
