@@ -58,6 +58,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "prometheus_client": "serve.prometheus",
     "starlette": "serve.application",
     "uvicorn": ("serve.server", "serve.connections"),
+    "httptools": "serve.connections",
 }
 # The package as a whole, and one module: a longer one gives a warning.
 MOST_MODULES, MOST_PACKAGE_LINES, LONGEST_CHAIN = 160, 30_000, 18

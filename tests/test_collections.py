@@ -18,6 +18,7 @@ from clusters import CountingProxy, Processes, wait_until
 from conftest import random_problem, weight_files
 from dismec import (
     DataError,
+    DiSMECClassifier,
     TrainingParams,
     load_data,
     open_model,
@@ -27,6 +28,7 @@ from dismec import (
 from dismec.cluster import gather, remote_data
 from dismec.data.dataset import Dataset
 from dismec.data.training_file import TrainingData, XmcWriter
+from dismec.training.execute import opened_executor
 from dismec.training.train import fit
 
 PARAMS = TrainingParams(block_size=10, tfidf=True)
@@ -417,3 +419,22 @@ def test_a_file_is_written_in_pieces_with_dense_features(tmp_path, problem):
 
     TrainingData(mixed_rows(X, E), Y).save(tmp_path / "whole.xmc")
     assert (tmp_path / "pieces.xmc").read_bytes() == (tmp_path / "whole.xmc").read_bytes()
+
+
+def test_dask_arrays_of_sparse_blocks_need_a_cluster(tmp_path, problem):
+    X, Y = problem
+    parts = [da.from_array(M.toarray(), chunks=(100, M.shape[1])) for M in (X, Y)]
+    sparse = [part.map_blocks(sp.csr_array) for part in parts]
+    for given in (sparse, [X, sparse[1]]):
+        with pytest.raises(
+            DataError, match=r"[XY] is a Dask collection of sparse blocks: pass its"
+        ):
+            train(*given, tmp_path / "model")
+    dense = DiSMECClassifier().fit(*parts)
+    assert dense.predict(X).tolist() == DiSMECClassifier().fit(X, Y).predict(X).toarray().tolist()
+
+
+def test_a_dashboard_that_does_not_answer_is_not_mentioned(dask_cluster, caplog):
+    with caplog.at_level("INFO", "dismec"), opened_executor(dask_cluster, 1) as executor:
+        assert executor.cluster.client.dashboard_link  # though there is none
+    assert "dashboard" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -10,9 +11,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from conftest import random_problem
 from dismec import TrainingParams, train
+from dismec.serve.connections import Connection, _Limits
 from servers import TIMEOUT, serving, wait_until
 
 
@@ -142,3 +145,95 @@ def test_answers_are_json_whatever_the_scores_are(files):
                 text = connection.getresponse().read().decode()
             assert "null" in text
             assert not re.search("Infinity|NaN", text)
+
+
+CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [b"POST /health", b"GET /nothing", b"POST /predict"])
+def test_what_follows_the_last_chunk_of_a_body_is_limited_like_a_header(server, first):
+    before = server.memory()
+    with ExitStack() as held:
+        for _ in range(20):
+            connection = held.enter_context(closing(connected(server)))
+            connection.sendall(first + b" HTTP/1.1\r\n" + CHUNKED + b"1\r\n{\r\n0\r\nX: ")
+            with pytest.raises(ConnectionError):
+                connection.sendall(b"a" * 10_000_000)
+    assert server.memory() - before < 20_000_000
+    assert server.predict({"features": []})[0] == 200
+
+
+def test_chunks_may_be_small_and_have_trailers(server):
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"features": []}'.ljust(100_000))
+    found = said(
+        server,
+        b"POST /predict HTTP/1.1\r\nConnection: close\r\n" + CHUNKED,
+        body + b"0\r\nX: 1\r\n\r\n",
+    )
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.slow
+def test_a_body_that_nobody_reads_must_arrive_in_time(server):
+    begin = time.monotonic()
+    with closing(connected(server)) as connection:
+        connection.sendall(
+            b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
+        )
+        found = answer_of(connection)
+    assert found.startswith(b"HTTP/1.1 405 ")
+    assert found.count(b"HTTP/1.1") == 1
+    assert 5 < time.monotonic() - begin < 30
+
+
+def test_slow_bodies_make_room_for_others(files):
+    with serving(files, files / "model") as server, ExitStack() as held:
+        for i in range(520):  # more than there may be from one address
+            connection = held.enter_context(closing(connected(server)))
+            connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+            if i > 500:
+                time.sleep(0.05)  # until it has arrived
+        for _ in range(10):
+            assert server.ask("GET", "/health/live")[0] == 200
+            assert server.predict({"features": []})[0] == 200
+
+
+def test_liveness_is_answered_when_there_is_no_room(files, tmp_path):
+    """Every connection has a complete request that waits for an answer."""
+
+    class Full(Connection):
+        limits = _Limits(per_address=0)
+
+        @property
+        def _is_idle(self):
+            return False
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(path):
+        server = uvicorn.Server(uvicorn.Config(app, http=Full, lifespan="off", port=0))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        found = await reader.read()
+        writer.close()
+        server.should_exit = True
+        await serving
+        return found
+
+    assert asyncio.run(ask(b"/health/live")).startswith(b"HTTP/1.1 200 ")
+    assert b"too many connections from this address" in asyncio.run(ask(b"/health"))
+
+
+def test_malformed_requests_write_nothing_to_the_log(files):
+    with serving(files, files / "model") as server:
+        for _ in range(20):
+            found = said(server, b"nonsense\r\n\r\n")
+            assert found.startswith(b"HTTP/1.1 400 ")
+            assert b"not valid HTTP" in found
+        assert server.log.read_text() == ""

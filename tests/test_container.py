@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -280,3 +281,13 @@ def test_a_file_that_is_forgotten_takes_no_memory_and_can_be_read_again(tmp_path
     assert resident(path) < 200
     assert array.sum() == 1 << 20
     forget(np.ones(3))  # has no effect
+
+
+def test_what_killed_writers_left_is_removed_after_a_day(tmp_path):
+    left = [tmp_path / f".model.zip.{age}.tmp" for age in (0, 100_000)]
+    for path, age in zip(left, (0, 100_000), strict=True):
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    with whole_file(tmp_path / "model.zip"):
+        pass
+    assert [path.exists() for path in left] == [True, False]

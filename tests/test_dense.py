@@ -248,6 +248,7 @@ def test_a_model_of_dense_features_alone_takes_them_in_any_form(alone):
         (np.ones((300, 0), np.float32), "there are 0 dense features; expected at least 1"),
         (np.ones((299, 4), np.float32), "X has 299 rows, Y has shape"),
         (np.ma.masked_equal(np.ones((300, 4)), 1), "masked"),
+        (np.full((300, 4), 1e-38, np.float32), "row index 0: all dense features are next to 0"),
     ],
 )
 def test_unusable_dense_features_are_refused(E, reason):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from conftest import random_problem, related
 from dismec import DataError, Hierarchy, TrainingParams, open_model, train
 from dismec.cli import main
+from dismec.data import hierarchy
 from dismec.data.dataset import Dataset, save_data
 from dismec.measure.levels import by_level, by_node
 from dismec.report.evaluation import describe_hierarchy
@@ -430,3 +433,28 @@ def test_labels_without_names_are_numbers_in_the_file(tmp_path):
     options = "--hierarchy", tree_file, "--leaves-only", "--format", "jsonl", "-k", 4
     rows = told("predict", tmp_path / "model", tmp_path / "test.xmc", *options).splitlines()
     assert {len(json.loads(row)["labels"]) for row in rows} == {3}
+
+
+def test_the_cost_of_a_deep_hierarchy_is_proportional_to_its_pairs_of_node_and_ancestor():
+    """Four chains: what has been found must not be copied for each further level."""
+    n = 2000
+    chains = [(f"{i}", f"{i + 1}") for i in range(4 * n) if i % n < n - 1]
+    names = [f"{i}" for i in range(4 * n)]
+    with mock.patch.object(hierarchy, "MOST_LEVELS", n):
+        tree = Hierarchy(chains).over(names)
+    begin = time.thread_time()
+    assert tree.up.nnz == 4 * n * (n + 1) // 2
+    assert time.thread_time() - begin < 10
+    labels, _ = tree.add_ancestors(np.full((1, 1), n - 3, np.int32), np.ones((1, 1), np.float32))
+    assert labels.tolist() == [[n - 1, n - 2, n - 3]]
+
+
+def test_a_hierarchy_that_is_too_deep_is_refused_in_one_line(tmp_path):
+    pairs = [(f"n{i}", f"n{i + 1}") for i in range(2000)]
+    with pytest.raises(DataError, match="'n0' is on level 2001; a hierarchy has at most 100"):
+        Hierarchy(pairs)
+    file = written(
+        tmp_path / "deep.tsv", "".join(f"{child}\t{parent}\n" for child, parent in pairs)
+    )
+    with pytest.raises(DataError, match=r"deep\.tsv: 'n0' is on level 2001"):
+        Hierarchy.load(file)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pickle
+import time
 import warnings
 import zipfile
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -13,10 +16,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
+from click.testing import CliRunner
 
 from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
+from dismec.cli import main
 from dismec.cluster.cluster_model import ClusterModel
+from dismec.model import weight_files
 from dismec.model.model import Model, check_dense
 from dismec.training.params import TrainOptions
 from dismec.training.texts import texts_read
@@ -333,3 +339,40 @@ def test_text_is_read_as_a_number_only_without_names(tmp_path):
         with pytest.raises(DataError):
             named.subset(labels)
     assert train(X, Y, tmp_path / "numbered").find_label("3") == 3
+
+
+def test_a_single_file_is_checked_before_its_files_are_written(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    content = texts[0].to_bytes()
+    entries = zipfile.ZipFile(io.BytesIO(content))
+    files = [(name, entries.read(name)) for name in entries.namelist()]
+    many = [(f"shard-{i:06d}.safetensors", b"") for i in range(1000, 20_000)]
+    for more in (many, [(f"labels{'x' * 300}.safetensors", b"x")]):
+        begin = time.thread_time()
+        with pytest.raises(ModelError, match=r"the manifest does not name '(shard|labels)"):
+            open_model(zipped([*more, *files]))
+        assert time.thread_time() - begin < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_part_of_a_model_that_is_saved(texts, tmp_path):
+    texts[0].save(tmp_path / "old")
+    before = sorted(path.name for path in (tmp_path / "old").iterdir())
+    with mock.patch.object(weight_files, "write_shard", side_effect=OSError(28, "full")):
+        for name in ("old", "new"):
+            with pytest.raises(OSError, match="full"):
+                texts[0].save(tmp_path / name, overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == before
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+    same_answers(open_model(tmp_path / "old"), *texts)
+
+
+def test_a_model_in_a_single_file_is_inspected_like_a_directory(texts, tmp_path):
+    texts[0].save(tmp_path / "model")
+    texts[0].save(tmp_path / "model.zip")
+    described = []
+    for name in ("model", "model.zip"):
+        result = CliRunner().invoke(main, ["inspect", str(tmp_path / name), "--json"])
+        assert result.exit_code == 0, result.output
+        described.append(json.loads(result.stdout))
+    assert described[0] == described[1]

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from dismec import DataError, open_model, train
 from dismec.data import names as names_module
 from dismec.data.names import Names, check_names, load_names, pack_names, unpack_names
+from dismec.data.training_file import TrainingData
+from dismec.training.params import TrainOptions
+from dismec.training.train import train_on
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), max_size=40)
 
@@ -108,10 +111,20 @@ def test_names_are_checked_one_by_one_only_if_one_is_wrong():
         check_names(["\ud83d", "\ude00"], 2)
 
 
+def test_names_that_are_passed_to_train_must_be_distinct_and_on_one_line(tmp_path, problem_data):
+    names = [f"label {i}" for i in range(40)]
+    for wrong, shown in (("label 1", "'label 1'"), (" ", "' '"), ("a\nb", r"'a\\nb'")):
+        reason = f"names: {shown} occurs twice, is empty or has a line break"
+        with pytest.raises(DataError, match=reason):
+            train(*problem_data, tmp_path / "model", names=[wrong, *names[1:]])
+    assert not (tmp_path / "model").exists()
+
+
 def test_finding_a_label_does_not_unpack_all_names(tmp_path, problem_data):
     X, Y = problem_data
     names = [f"Straße {i % 30}" for i in range(40)]
-    train(X, Y, tmp_path / "model", names=names)
+    # Files of public datasets have equal names.
+    train_on(TrainingData(X, Y, names=names), TrainOptions(path=tmp_path / "model"))
     model = open_model(tmp_path / "model")
     with mock.patch.object(Names, "__iter__", side_effect=AssertionError):
         assert model.find_label("Straße 7") == 7  # the first of equal names

@@ -442,3 +442,16 @@ def test_predictions_are_released_once_they_are_written(folder, tmp_path, monkey
         ok(*command, tmp_path / form, "--format", form)
         assert len(made) == 2 * 43
         assert most == (len(made) if form == "npz" else 2), form
+
+
+def test_ids_that_a_spreadsheet_would_execute_are_escaped_on_request(folder, tmp_path):
+    ids = ['=HYPERLINK("http://x")', "+1", "-1", "@x", "plain", "a=1", ""]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"id": i, "text": "a"}) + "\n" for i in ids))
+    command = ("predict", folder / "texts", file, "--id-column", "id", "--format", "csv")
+    found = [row["id"] for row in csv.DictReader(io.StringIO(ok(*command).decode()))]
+    assert found == ids
+    found = [
+        row["id"] for row in csv.DictReader(io.StringIO(ok(*command, "--escape-formulas").decode()))
+    ]
+    assert found == [f"'{i}" for i in ids[:4]] + ids[4:]

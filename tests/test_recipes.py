@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -359,6 +360,8 @@ def test_the_commands_of_kubernetes_start_a_cluster_that_trains(tmp_path, data, 
         assert container["command"][0] == "dask"
         return [*DASK, *container["command"][1:], *(local.get(a, a) for a in container["args"])]
 
+    for container in (scheduler, worker):
+        assert container["image"].endswith(f"/dismec:{version('dismec')}")
     address = f"tcp://127.0.0.1:{port}"
     with Servers(tmp_path) as servers:
         servers.start(*command(scheduler), name="scheduler", env=environment())

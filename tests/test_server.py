@@ -930,10 +930,11 @@ def test_only_quick_requests_are_computed_in_the_event_loop(files, monkeypatch):
             pass
         return b"{}", 1
 
-    async def ask(times: int, size: int) -> list[bool]:
+    async def ask(times: int, body: int | bytes) -> list[bool]:
         where.clear()
         for _ in range(times):
-            assert await answered(app, "/predict", b" " * size) == 200
+            content = b" " * body if isinstance(body, int) else body
+            assert await answered(app, "/predict", content) == 200
         return where.copy()
 
     monkeypatch.setattr(service, "predict", predict)
@@ -943,3 +944,6 @@ def test_only_quick_requests_are_computed_in_the_event_loop(files, monkeypatch):
     assert asyncio.run(ask(5, 100)) == [True] + [False] * 4
     seconds = 0.0
     assert asyncio.run(ask(100, 100))[-1]  # quick again
+    rows = b'{"rows": [' + b"{}, " * 3000
+    assert asyncio.run(ask(1, rows[:100])) == [True]
+    assert asyncio.run(ask(1, rows)) == [False]  # though short

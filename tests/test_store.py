@@ -15,7 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from conftest import random_problem, train_unfinished, weight_files
-from dismec import ModelError, TrainingParams, open_model, train
+from dismec import (
+    ModelError,
+    TrainingParams,
+    open_model,
+    remove_labels,
+    train,
+    update_labels,
+)
 from dismec.cpu import kernels
 from dismec.data.container import write_arrays
 from dismec.errors import DismecError
@@ -392,3 +399,34 @@ def test_labels_not_assigned_to_exactly_one_classifier_are_refused(model, change
 
     edit(model, lie)
     assert "its classifiers do not cover its labels" in refused(model, check=False)
+
+
+@pytest.mark.parametrize("name", [".new", ".edit", ".lock", ".stage-trial"])
+def test_links_to_what_would_be_written_to_are_refused(model, tmp_path, name):
+    X, Y = random_problem()
+    victim = shutil.copytree(model, tmp_path / "victim")
+    before = {path.name: path.read_bytes() for path in victim.iterdir()}
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(tmp_path / "created" if name == ".lock" else victim)
+    for write in (
+        lambda: open_model(victim).pruned(0.1).save(model, overwrite=True),
+        lambda: train(X, Y, model, PARAMS, overwrite=True),
+        lambda: update_labels(model, X, Y, [0], NAMES),
+        lambda: remove_labels(model, [0]),
+    ):
+        with pytest.raises(ModelError, match=f"{name}: a link, which is not followed; remove it"):
+            write()
+    assert {path.name: path.read_bytes() for path in victim.iterdir()} == before
+    assert not (tmp_path / "created").exists()
+
+
+def test_training_does_not_wait_for_a_pipe_or_a_device_in_place_of_the_manifest(tmp_path):
+    X, Y = random_problem(rows=50, labels=3)
+    (tmp_path / "model").mkdir()
+    manifest = tmp_path / "model" / "manifest.json"
+    for begin in (lambda: os.mkfifo(manifest), lambda: manifest.symlink_to("/dev/zero")):
+        begin()
+        with pytest.raises(ModelError, match="not a regular file"):
+            train(X, Y, tmp_path / "model")
+        assert train(X, Y, tmp_path / "model", overwrite=True).n_labels == 3
+        manifest.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, fingerprint
 from dismec.features.transform import Transform
 from dismec.measure.metrics import expected_calibration_error, f1_scores
-from dismec.solve.costs import split_weights
+from dismec.solve.costs import Weighting, split_weights
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainOptions
@@ -783,3 +784,55 @@ def test_a_request_is_checked_before_anything_is_written(tmp_path, problem_data)
     job = Job.prepare(TrainingData(X, Y, np.r_[0.0, np.ones(299)]), TrainOptions(EXACT))
     assert job.data.weights is None
     assert job.data.X.shape[0] == 299
+
+
+# The range of single precision
+
+
+@pytest.mark.parametrize(
+    "kind", ["dense", "sparse", "many", "positives", "values", "weights", "pairs"]
+)
+def test_a_C_that_cannot_be_solved_is_refused_with_the_largest_that_can(kind):
+    X, Y = random_problem(rows=3000 if kind == "many" else 300)
+    v, parts, transform, costs = None, X, {}, Weighting()
+    if kind == "dense":
+        parts = [np.random.default_rng(0).standard_normal((300, 30)).astype(np.float32)]
+    if kind == "positives":
+        costs = Weighting(positive_weight=1e6)
+    if kind == "values":
+        parts, transform = X * np.float32(1e6), {"normalize": False}
+    if kind == "weights":
+        v = some_weights(300) * 1e30
+    pairs = Y.astype(np.float32) * np.float32(1e12) if kind == "pairs" else None
+    transform = Transform.fit(parts, **transform)
+    problem = Problem(parts, Y, transform, v, pairs=pairs)
+    rows = transform.apply(parts).astype(np.float64)
+
+    def solve(C):
+        params = SolverParams(C, 0.0, weighting=costs)
+        return problem.solve([np.argmax(problem.label_counts)], params)
+
+    with pytest.raises(DataError, match=r"single precision can solve C up to \S+; scale") as caught:
+        solve(1e30)
+    assert "\n" not in str(caught.value)
+    largest = float(re.search(r"up to (\S+);", str(caught.value))[1])
+    found = [solve(C) for C in (largest, largest / 1e4)]
+    s = np.where(Y[:, [int(found[0].labels[0])]].toarray().ravel(), 1.0, -1.0)
+    c = np.where(s > 0, costs.positive_weight, 1.0) * (1.0 if v is None else v)
+    c *= np.where(s > 0, 1e12, 1.0) if kind == "pairs" else 1.0
+    reached, other = (
+        objective(rows, s, one.weights.toarray().ravel().astype(np.float64), largest, c)
+        for one in found
+    )
+    assert reached <= 2 * other < 1.9 * objective(rows, s, np.zeros(rows.shape[1]), largest, c)
+    with pytest.raises(DataError, match="C is"):
+        solve(2 * largest)
+
+
+@pytest.mark.parametrize(("C", "weights"), [(1e18, None), (1.0, np.full(300, 1e30))])
+def test_a_C_that_cannot_be_solved_is_refused_before_a_directory_is_made(
+    tmp_path, problem_data, C, weights
+):
+    with pytest.raises(DataError, match="single precision can solve C up to"):
+        train(*problem_data, tmp_path / "model", TrainingParams(C=C), weights=weights)
+    assert not (tmp_path / "model").exists()

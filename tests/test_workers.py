@@ -261,3 +261,19 @@ def test_a_model_that_cannot_be_opened_is_refused_in_one_line(files):
         found.append(out.stderr)
     assert "no such directory" in found[0]
     assert found[0] == found[1]
+
+
+def test_a_process_that_hangs_does_not_keep_the_server_running(files):
+    with serving(files, files / "named", "--workers", "2") as server:
+        wait_until(lambda: len(workers_of(server)) == 2)
+        workers = workers_of(server)
+        os.kill(workers[1], signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            server.process.terminate()
+            assert server.process.wait(TIMEOUT) == 0
+            assert time.monotonic() - begin < 40
+            assert not any(map(is_running, workers))
+        finally:
+            for pid in filter(is_running, workers):
+                os.kill(pid, signal.SIGKILL)

@@ -265,7 +265,10 @@ void solver(nb::module_& m) {
                     Vector<float>>(),
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "weights"_a.none(), "dense"_a.none(), "dense_scale"_a.none(), "label_indptr"_a,
-           "label_rows"_a, "pair_indptr"_a, "pair_rows"_a, "pair_weights"_a);
+           "label_rows"_a, "pair_indptr"_a, "pair_rows"_a, "pair_weights"_a)
+      .def_prop_ro("weight", [](const Problem& problem) { return problem.summary.weight; })
+      .def_prop_ro("squares", [](const Problem& problem) { return problem.summary.squares; })
+      .def_prop_ro("longest", [](const Problem& problem) { return problem.summary.longest; });
   nb::class_<WorkSharing>(m, "WorkSharing")
       .def(nb::init<>())
       .def_prop_ro("calls", &WorkSharing::calls)

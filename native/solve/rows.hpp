@@ -207,6 +207,7 @@ struct Summary {
   std::vector<float> magnitudes;   // Σ_i |x_i| over the sparse features
   double sums_squared = 0;         // ‖Σ_i v_i·x_i‖²
   double weight = 0;               // Σ_i v_i
+  double squares = 0;              // Σ_i v_i·‖x_i‖²
   double longest = 0;              // max ‖x_i‖
   double longest_features = 0;     // max ‖x_i‖ without the bias
   double mean_length = 0;          // mean ‖x_i‖ without the bias
@@ -237,11 +238,13 @@ inline Summary summarize(const Transformed& X) {
       dense_sums[k] += weight * v;
       squared += v * v;
     }
+    summary.squares += weight * squared;
     longest_squared = std::max(longest_squared, squared);
     summary.mean_length += std::sqrt(squared) / static_cast<double>(X.size());
   }
   const double bias = X.bias;
   summary.sums[X.n_features()] = bias * summary.weight;
+  summary.squares += bias * bias * summary.weight;
   summary.sums_float = HugeArray<float>(X.n_features() + 1);
   std::copy(summary.sums.begin(), summary.sums.end(), summary.sums_float.data());
   for (const double s : summary.sums) summary.sums_squared += s * s;

@@ -87,9 +87,27 @@ def inspect(
     overall and per label, compared with predicting the most frequent labels or random ones. With
     --hierarchy: the tree of its labels, and how good it is at each level.
     """
-    _check_inspection(path, page, label_csv, test, hierarchy, reading)
+    is_model = path.is_dir() or path.suffix.lower() == ".zip"
+    for target in (page, label_csv):
+        for source in (path, test, hierarchy):
+            if target and source and target.resolve().is_relative_to(source.resolve()):
+                raise click.UsageError(f"{target} would overwrite {source}: choose another file")
+    for option, given in (("--test", test), ("--hierarchy", hierarchy)):
+        if given is not None and path.exists() and not is_model:
+            raise click.UsageError(f"{option} needs a model; {path} is not one")
+    if reading.dense is not None and test is None:
+        raise click.UsageError("--dense requires --test")
+    if is_model and test is None:
+        if reading.names or reading.labels:
+            raise click.UsageError("--label-names and --labels require --test for a model")
+        if label_csv is not None:
+            raise click.UsageError("--csv requires --test for a model")
+    if page is not None:
+        from dismec.report.figures import check_drawing
+
+        check_drawing()
     check_new_files(page, label_csv, overwrite=overwrite)
-    if path.is_dir():
+    if is_model:
         facts = _facts_of_model(path, test, hierarchy, reading, threads)
     else:
         facts = _facts_of_data(path, reading, threads)
@@ -107,35 +125,6 @@ def inspect(
         _print_facts(facts)
 
 
-def _check_inspection(
-    path: Path,
-    page: Path | None,
-    label_csv: Path | None,
-    test: Path | None,
-    hierarchy: Path | None,
-    reading: Reading,
-) -> None:
-    """Reject invalid combinations before anything is read."""
-    for target in (page, label_csv):
-        for source in (path, test, hierarchy):
-            if target and source and target.resolve().is_relative_to(source.resolve()):
-                raise click.UsageError(f"{target} would overwrite {source}: choose another file")
-    for option, given in (("--test", test), ("--hierarchy", hierarchy)):
-        if given is not None and path.exists() and not path.is_dir():
-            raise click.UsageError(f"{option} needs a model; {path} is not one")
-    if reading.dense is not None and test is None:
-        raise click.UsageError("--dense requires --test")
-    if path.is_dir() and test is None:
-        if reading.names or reading.labels:
-            raise click.UsageError("--label-names and --labels require --test for a model")
-        if label_csv is not None:
-            raise click.UsageError("--csv requires --test for a model")
-    if page is not None:
-        from dismec.report.figures import check_drawing
-
-        check_drawing()
-
-
 def _facts_of_model(
     path: Path,
     test: Path | None,
@@ -143,9 +132,11 @@ def _facts_of_model(
     reading: Reading,
     threads: int | None,
 ) -> dict[str, Any]:
+    from dismec.model.saving import unpacked
     from dismec.report.facts import describe_model
 
-    facts = describe_model(path)
+    with unpacked(path) as folder:
+        facts = describe_model(folder or path)
     if test is None and hierarchy is None:
         return facts
     from dismec.data.hierarchy import load_tree

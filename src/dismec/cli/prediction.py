@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +166,7 @@ _rank_option = click.option(
     "scores; npz is held in memory until the end, other formats are written row by row.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--escape-formulas", is_flag=True, help="Make ids safe to open in a spreadsheet.")
 @click.option("--overwrite", is_flag=True, help="Overwrite an existing output file.")
 @_aim_option
 @data_options(model=True, ids=True)
@@ -185,6 +187,7 @@ def predict(
     output: Path,
     form: str | None,
     as_json: bool,
+    escape_formulas: bool,
     overwrite: bool,
     aim: str | None,
     reading: Reading,
@@ -258,6 +261,8 @@ def predict(
             for (top, values), ids in found_labels:
                 if tree is not None and add_ancestors:
                     top, values = tree.add_ancestors(top, values)
+                if escape_formulas and ids is not None:
+                    ids = [re.sub(r"\A(?=[=+@\t\r-])", "'", row_id) for row_id in ids]
                 writer.write(top, values, ids)
                 del top, values  # before the next ones are made
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import errno
+import glob
 import mmap
 import os
 import secrets
+import stat
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +30,14 @@ def read_bytes(path: StrPath) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def regular_size(path: Path) -> int:
+    """Return the size of a file; raise ``OSError`` for a device or a pipe, which may never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return found.st_size
 
 
 def decode_utf8(path: StrPath, content: bytes) -> str:
@@ -57,7 +68,12 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
                 yield file
             return
         target = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
-        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        stem = f".{target.name[:40]}."
+        temporary = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
+        for left in target.parent.glob(f"{glob.escape(stem)}*.tmp") if follow else ():
+            with suppress(OSError):
+                if left.stat().st_mtime < time.time() - 86400:  # its writer was killed
+                    left.unlink()
         try:
             with temporary.open("xb") as file:
                 yield file

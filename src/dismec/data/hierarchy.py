@@ -20,13 +20,14 @@ from dismec.data.files import StrPath, decode_utf8, read_bytes
 from dismec.errors import DataError
 
 Ints = npt.NDArray[np.int64]
+MOST_LEVELS = 100
 _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order of the columns
 
 
 class Hierarchy:
     """A hierarchy of labels: which names are below which others.
 
-    A name may have several parents, but there may be no cycle.
+    A name may have several parents, but there may be no cycle, and at most 100 levels.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ class Hierarchy:
     ------
     DataError
         If something is not a pair of names, if a name is empty or its own parent, or if there is a
-        cycle.
+        cycle or are too many levels.
 
     Examples
     --------
@@ -147,6 +148,10 @@ class Hierarchy:
             raise DataError(
                 f"{self._at(last)}: a cycle of children and parents: {text}{more}"
             ) from None
+        if max(levels, default=0) > MOST_LEVELS:
+            name, where = self.names[np.argmax(levels)], self._path or "pairs"
+            few = f"a hierarchy has at most {MOST_LEVELS}"
+            raise DataError(f"{where}: {name!r} is on level {max(levels)}; {few}")
         return np.array(levels, np.int64)
 
     @cached_property
@@ -356,13 +361,14 @@ class LabelTree:
         shape = self.n_nodes, self.n_nodes
         ones = np.ones(len(self.child), np.int32)
         step: Any = sp.csr_array((ones, (self.child, self.parent)), shape=shape)
-        found: Any = sp.eye_array(self.n_nodes, dtype=np.int32, format="csr")
-        reached = found
+        reached: Any = sp.eye_array(self.n_nodes, dtype=np.int32, format="csr")
+        pairs: list[Any] = []  # the nodes and ancestors of each distance, joined only once
         while reached.nnz:
+            pairs.append(reached.tocoo())
             reached = _ones(reached @ step)
-            found = _ones(found + reached)
-        found.sort_indices()
-        return found  # type: ignore[no-any-return]
+        row, column = (np.concatenate([pair.coords[axis] for pair in pairs]) for axis in (0, 1))
+        found: Any = sp.csr_array((np.ones(len(row)), (row, column)), shape=shape)
+        return _ones(found)  # type: ignore[no-any-return]
 
     @property
     def labels_below(self) -> Ints:

@@ -201,7 +201,10 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     `columns` name the matrix and its columns in errors.
     """
     refuse_mask(matrix, what)
+    is_collection = hasattr(matrix, "__dask_graph__")
     matrix = matrix if sp.issparse(matrix) else _as_array(matrix, what)
+    if is_collection and matrix.ndim == 0:
+        raise DataError(f"{what} is a Dask collection of sparse blocks: pass its cluster=…")
     if matrix.ndim != 2:
         raise DataError(f"{what} is {matrix.ndim}-d; expected rows × {columns}")
     if matrix.dtype.kind not in "buif":

@@ -156,9 +156,9 @@ def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
 
 def is_label_lists(labels: Any) -> bool:
     """Return whether labels are lists or sets of labels rather than a matrix."""
-    if sp.issparse(labels) or frame_columns(labels) is not None:
+    if sp.issparse(labels) or frame_columns(labels) is not None or getattr(labels, "ndim", 1) != 1:
         return False
-    if isinstance(labels, np.ndarray) and (labels.ndim != 1 or labels.dtype != object):
+    if isinstance(labels, np.ndarray) and labels.dtype != object:
         return False
     if not hasattr(labels, "__len__") or isinstance(labels, str | bytes):
         return False

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ import numpy.typing as npt
 
 from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.counts import counted
-from dismec.data.files import sync_directory, whole_file
+from dismec.data.files import regular_size, sync_directory, whole_file
 from dismec.errors import ModelError, located
 from dismec.model.manifest import (
     DATA,
@@ -67,6 +66,7 @@ def check_place(directory: Path) -> None:
         return
     with _as_model_errors(directory):
         others = [path.name for path in directory.iterdir() if not is_own(path.name)]
+    _refuse_links(directory)
     if _is_foreign(directory / MANIFEST):
         raise ModelError(f"{directory}: its {MANIFEST} does not belong to a model")
     if others and not holds_model(directory):
@@ -84,6 +84,7 @@ def _as_model_errors(directory: Path) -> Iterator[None]:
 def _is_foreign(manifest: Path) -> bool:
     """Return whether a file is valid JSON of something else; a damaged manifest may be ours."""
     try:
+        regular_size(manifest)
         content = json.loads(manifest.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
@@ -111,10 +112,7 @@ def discard(directory: Path, keep: Path | None = None) -> None:
 
 def tidy(directory: Path, manifest: Manifest) -> None:
     """Remove model files that the manifest does not name: killed processes leave them behind."""
-    named = {MANIFEST, LOCK, *(receipt.file for receipt in manifest.files)}
-    named.update(part.file for part in manifest.parts.values())
-    if manifest.journal is not None:
-        named.add(manifest.journal)
+    named = {MANIFEST, LOCK, *manifest.names}
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
     for path in list(directory.iterdir()):
@@ -131,11 +129,19 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _refuse_links(directory: Path) -> None:
+    """Raise `ModelError` if what would be written to inside a directory is a link to elsewhere."""
+    for path in directory.glob(".*"):
+        if is_own(path.name) and path.is_symlink():
+            raise ModelError(f"{path}: a link, which is not followed; remove it")
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory."""
-    path = directory / LOCK
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    _refuse_links(directory)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    handle = os.open(directory / LOCK, flags, 0o644)
     try:
         try:
             _lock(handle)
@@ -219,8 +225,7 @@ def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
 def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
-        _check_regular(path)
-        if path.stat().st_size > _MOST_MANIFEST_BYTES:
+        if regular_size(path) > _MOST_MANIFEST_BYTES:
             raise ModelError(f"{path}: too large for a manifest")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -256,11 +261,10 @@ def open_checked(
     Raise `ModelError` if the file is missing, truncated, altered or not a file of arrays.
     """
     try:
-        _check_regular(path)
-        if size is not None and path.stat().st_size != size:
+        found = regular_size(path)
+        if size not in (None, found):
             raise ModelError(
-                f"{path}: {path.stat().st_size:,} bytes, but the manifest says {size:,}: "
-                "cut off or altered"
+                f"{path}: {found:,} bytes, but the manifest says {size:,}: cut off or altered"
             )
         if sha256 is not None and sha256_of(path) != sha256:
             raise ModelError(f"{path}: altered since it was written (SHA-256 differs)")
@@ -271,12 +275,6 @@ def open_checked(
         raise ModelError(f"{path}: {error.strerror}") from None
     except ContainerError as error:
         raise ModelError(f"{path}: {error}") from None
-
-
-def _check_regular(path: Path) -> None:
-    """Reject a device or a pipe: reading it could block forever."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ModelError(f"{path}: not a regular file")
 
 
 def sha256_of(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dismec.data.counts import counted
-from dismec.data.files import naming, whole_file
+from dismec.data.files import naming, regular_size, whole_file
 from dismec.errors import DataError, ModelError
 from dismec.solve.block import BINS, BlockStats
 
@@ -173,6 +173,13 @@ class Manifest:
         """All files with weights."""
         return (*self.classifier_files, *(self.first or ()))
 
+    @property
+    def names(self) -> set[str]:
+        """Names of all files that the manifest names."""
+        parts = {part.file for part in self.parts.values()}
+        journal = set() if self.journal is None else {self.journal}
+        return parts | journal | {receipt.file for receipt in self.files}
+
     def check_separable(self, name: str) -> None:
         """Raise `ModelError` if the labels of this model, called `name`, depend on each other."""
         if self.refined:
@@ -307,7 +314,7 @@ def read_journal(path: Path) -> list[BlockReceipt]:
     disk are ignored: their blocks are solved again. Raise `ModelError` for any other damage, and
     ``FileNotFoundError`` if there is no such file.
     """
-    if path.stat().st_size > _MOST_JOURNAL_BYTES:
+    if regular_size(path) > _MOST_JOURNAL_BYTES:
         raise ModelError(f"{path}: too large for a journal")
     *lines, _ = path.read_bytes().split(b"\n")  # a line without a newline is incomplete
     receipts = []

@@ -31,7 +31,6 @@ from dismec.model.shards import Shard
 from dismec.model.sidecar_files import Parts, write_parts
 
 _ENDING = ".zip"
-_MOST_FILES = 1 << 16
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError)
 
 
@@ -85,15 +84,19 @@ def _write_directory(
         folder = new or directory
         make_directory(folder)
         discard(folder)
-        manifest = replace(manifest, parts=write_parts(folder, parts))
-        receipts = [weight_files.write_shard(folder, i, s) for i, s in enumerate(shards)]
-        if isinstance(transform, RefinedTransform):
-            first = enumerate(transform.first)
-            named = tuple(weight_files.write_shard(folder, i, s, FIRST) for i, s in first)
-            manifest = replace(manifest, first=named)
-        commit(folder, manifest.finished(receipts))
-        if new:
-            install_replacement(directory)
+        try:
+            manifest = replace(manifest, parts=write_parts(folder, parts))
+            receipts = [weight_files.write_shard(folder, i, s) for i, s in enumerate(shards)]
+            if isinstance(transform, RefinedTransform):
+                first = enumerate(transform.first)
+                named = tuple(weight_files.write_shard(folder, i, s, FIRST) for i, s in first)
+                manifest = replace(manifest, first=named)
+            commit(folder, manifest.finished(receipts))
+            if new:
+                install_replacement(directory)
+        except BaseException:  # for example a full disk
+            shutil.rmtree(new, ignore_errors=True) if new else discard(folder)
+            raise
 
 
 def _pack_into(file: BinaryIO, write: Callable[[Path], None]) -> None:
@@ -147,7 +150,10 @@ def _unpack(name: str, file: Any, folder: Path) -> None:
         with zipfile.ZipFile(file) as packed:
             entries = packed.infolist()
             _check_packed(name, entries, size)
+            named = {MANIFEST, *Manifest.from_bytes(packed.read(MANIFEST)).names}
             for entry in entries:
+                if entry.filename not in named:
+                    raise ModelError(f"{name}: the manifest does not name {entry.filename[:80]!r}")
                 with packed.open(entry) as stored, (folder / entry.filename).open("xb") as target:
                     shutil.copyfileobj(stored, target, 1 << 20)
     except _DAMAGE as error:
@@ -156,8 +162,6 @@ def _unpack(name: str, file: Any, folder: Path) -> None:
 
 def _check_packed(name: str, entries: list[zipfile.ZipInfo], size: int) -> None:
     """Reject an archive that `write_model` cannot have created."""
-    if len(entries) > _MOST_FILES:
-        raise ModelError(f"{name}: {len(entries):,} files; a model has at most {_MOST_FILES:,}")
     for entry in entries:
         file = entry.filename
         if PurePath(file).name != file or "\\" in file or file[:1] == "." or not is_own(file):

@@ -38,6 +38,7 @@ _BODIES_BYTES = 1 << 28  # all bodies together, or four of the largest
 # Requests this small are computed in the event loop's thread while they take this much CPU time on
 # average: handing them to another thread would cost more than it gains.
 _PROMPT_BYTES = 1 << 14
+_PROMPT_SCORES = 100_000  # rows times labels
 _PROMPT_SECONDS = 0.5e-3
 _PROMPT_SHARE = 0.1  # of the latest request in the average
 
@@ -133,7 +134,8 @@ class _Endpoints:
 
     async def _computed(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """Return the result of a task: computed at once if that is quick, else in the pool."""
-        small = len(body) <= _PROMPT_BYTES
+        scores = max(1, body.count(b"{") - 1) * self._service.model.n_labels  # a row is an object
+        small = len(body) <= _PROMPT_BYTES and scores <= _PROMPT_SCORES
         if small and self._mean_seconds <= _PROMPT_SECONDS:
             return self._timed(task, body)
         run = self._timed if small else self._checked_result

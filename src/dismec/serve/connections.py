@@ -1,8 +1,8 @@
 """Connections → requests, with limits on what silent, slow and greedy clients can occupy.
 
-A connection that sends nothing, sends a header slowly or does not read its answer costs a file
-descriptor and some memory. If there are too many, the one that has been idle longest is closed for
-a new one, so a client that sends a complete request is always answered.
+A connection that sends nothing, sends a request slowly or does not read its answer costs a file
+descriptor and some memory. If there are too many, the one that has been idle, or sending, longest
+is closed for a new one, so a client that sends a complete request is always answered.
 """
 
 # ruff: noqa: D102  the methods are those of uvicorn and asyncio
@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _log = logging.getLogger(__name__)
@@ -30,9 +31,9 @@ class _Limits:
 
     connections: int = 1024  # in total; fewer if the process may not open that many files
     per_address: int = 512
-    header_bytes: int = 1 << 15
+    header_bytes: int = 1 << 15  # also of what is between and after the chunks of a body
     headers: int = 100
-    header_seconds: float = 10.0  # for a header to arrive
+    header_seconds: float = 10.0  # for a header to arrive, or a body that nobody reads
     write_seconds: float = 30.0  # for a client to read some of its answer
     answer_bytes: int = 1 << 27  # answers waiting to be read, in total
 
@@ -59,8 +60,10 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     _buffer = memoryview(bytearray(1 << 18))  # shared by all connections: empty between two reads
 
     _quiet_since: float  # when it last finished something
-    _header_bytes = 0  # size of an incomplete header
+    _header_bytes = 0  # received since the last header or piece of a body was complete
+    _crowded = ""  # why there is no place for this connection, except for asking about liveness
     _in_message = False  # between a header and the end of its body
+    _unread = False  # after an answer, while the body still arrives
     _timer: asyncio.TimerHandle | None = None  # timeout for a header
     _write_timer: asyncio.TimerHandle | None = None
 
@@ -94,15 +97,18 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._unset_keepalive_if_required()
         if self._timer is None and not self._in_message:
             self._await_header()
-        if self._timer is not None:
-            self._header_bytes += len(data)
-            if self._header_bytes > self.limits.header_bytes + len(self._buffer):
-                self._refuse(431, "the header is too large")
-                return
-        super().data_received(data)
-        if self._timer is not None and self._header_bytes > self.limits.header_bytes:
+        self._header_bytes += len(data)
+        if self._header_bytes <= self.limits.header_bytes + len(self._buffer):
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade:
+                return  # the request has been answered
+            except httptools.HttpParserError:
+                self._refuse(400, "the request is not valid HTTP")
+        if self._header_bytes > self.limits.header_bytes:
             self._refuse(431, "the header is too large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -112,9 +118,12 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._crowded and self.url != b"/health/live":
+            self._refuse(503, self._crowded)
         if self.transport.is_closing():
             return
         self._cancel_header_timer()
+        self._header_bytes = 0
         self._in_message = True
         if self.parser.should_upgrade():
             # Data after such a header belongs to another protocol and must not become a request.
@@ -126,20 +135,22 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._header_bytes = 0
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_message = False
+        self._cancel_header_timer()
+        self._in_message = self._unread = False
         if not self.transport.is_closing():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._quiet_since = time.monotonic()
+        if self._in_message and self.cycle.response_complete:
+            self._unread = True
+            self._await_header()
         super().on_response_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Do nothing; the request has been answered."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -168,8 +179,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Return whether no complete request is being answered."""
+        return self.cycle is None or self.cycle.response_complete or self._in_message
 
     def _await_header(self) -> None:
         self._header_bytes = 0
@@ -179,32 +190,32 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._timer = None
         if self._header_bytes:
             self._refuse(408, "the header did not arrive in time")
-        elif not self.transport.is_closing():
-            self.transport.close()
+        self.transport.close()
 
     def _give_up_writing(self) -> None:
         self._write_timer = None
         self.transport.abort()
 
     def _make_room(self, among: list[Connection], reason: str) -> None:
-        """Close the connection that has been idle longest, or this one if none is idle."""
+        """Close the connection that has been idle longest; if there is none, refuse this one."""
         idle = [c for c in among if c is not self and c._is_idle and not c.transport.is_closing()]
         if idle:
             min(idle, key=lambda c: c._quiet_since).transport.abort()
         else:
-            self._refuse(503, reason)
+            self._crowded = reason
 
     def _refuse(self, status: int, reason: str) -> None:
         if self.transport.is_closing():
             return
+        self._cancel_timers()
         body = json.dumps({"error": reason}).encode()
         head = (
             f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
             "Content-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        self._cancel_timers()
-        self.transport.write(head.encode() + body)
+        if not self._unread:  # otherwise it would be a second answer
+            self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _cancel_header_timer(self) -> None:

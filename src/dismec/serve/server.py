@@ -166,6 +166,13 @@ class _Processes(Multiprocess):
         self.interrupted = True
         super().handle_int()
 
+    def join_all(self) -> None:
+        end = time.monotonic() + _SHUTDOWN_SECONDS + 1
+        for process in self.processes:
+            process.process.join(max(0.0, end - time.monotonic()))
+            process.kill()  # if it is hung
+        super().join_all()
+
     def keep_subprocess_alive(self) -> None:
         before = [process.pid for process in self.processes]
         super().keep_subprocess_alive()

@@ -49,7 +49,8 @@ from dismec.solve.costs import Costs, Weighting, split_weights
 from dismec.solve.partition import EqualLabels
 
 PENALTIES = ("l2", "l1")
-_SINGLE = np.finfo(np.float32)
+_TINY, _HUGE = (float(n) for n in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+_MOST_DENSE_SCALE = 1e30  # a larger factor, times numbers near 1e8, would leave single precision
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,12 @@ class SolverParams:
         weighted = self.weighting.kind is not None or self.weighting.positive_weight != 1
         if self.penalty == "l1" and weighted:
             raise ValueError("positive_weight and weighting are not supported with penalty='l1'")
-        for name in ("C", "tol"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
-        if not (math.isfinite(self.delta) and self.delta >= 0):
-            raise ValueError(f"delta is {self.delta}; expected a number of at least 0")
+        for name, least in (("C", _TINY), ("tol", _TINY), ("delta", 0.0)):
+            if not least <= getattr(self, name) <= _HUGE:
+                numbers = f"{least:.2g} to {_HUGE:.2g}"
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; expected a number from {numbers}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +160,11 @@ class Problem:
         dense, scales = None, None
         if isinstance(X, MixedRows):
             dense, scales = X.dense, transform.dense_scales(X.dense)
+            if len(scales) and scales.max() > _MOST_DENSE_SCALE:
+                raise DataError(
+                    f"row index {scales.argmax()}: all dense features are next to 0; multiply the "
+                    "dense features of all rows by a large number"
+                )
         self.nnz: int = X.nnz
         if isinstance(X, MixedRows):
             X = X.sparse
@@ -172,6 +179,7 @@ class Problem:
         self._costs = costs
         self._pairs: Any = None if pairs is None else sp.csc_array(pairs)
         self.C_factor, relative = split_weights(weights)
+        self._heaviest = 1.0 if relative is None else float(relative.max(initial=1))
         self._native = kernels.Problem(
             X.indptr.astype(np.int64, copy=False),
             X.indices,
@@ -188,9 +196,28 @@ class Problem:
             *_pair_arrays(self._pairs),
         )
 
-    def check_C(self, C: float) -> None:
-        """Raise `DataError` if C times the row weights is not a valid single-precision number."""
-        _check_scaled(C, self.C_factor)
+    def check_C(self, params: SolverParams, costs: Costs | None = None) -> None:
+        """Raise `DataError` if C, times weights and costs, leaves the range of single precision.
+
+        With K = Σ c_i·v_i and Q = Σ c_i·v_i·‖x_i‖², a gradient g has a norm of at most 2C·√(K·Q),
+        and the solver sums c_i·v_i·(g·x_i)², at most (2C)²·K·Q².
+        """
+        costs = costs or params.weighting.costs(self.label_counts, self.n_rows)
+        rows = self._native
+        share = self._heaviest * rows.longest**2 / max(rows.squares, _TINY)
+        u = 1.0 if self._pairs is None else float(self._pairs.data.max(initial=1))
+        n_own = self.label_counts + (0 if self._pairs is None else np.diff(self._pairs.indptr))
+        shares = u * np.minimum(n_own * share, 1)  # of these rows in K and Q
+        every = costs.negative + np.maximum(*costs) * shares
+        cost = float(every.max(initial=0, where=shares > 0))
+        root = 2 * self.C_factor * math.sqrt(cost * rows.weight) * cost * rows.squares
+        most = math.sqrt(_HUGE) / max(root, _TINY)
+        if not _TINY / self.C_factor <= params.C <= most:
+            raise DataError(
+                f"C is {params.C:g} and rows have weights near {self.C_factor:g}: out of range; on "
+                f"these rows, single precision can solve C up to {0.95 * most:.1e}; scale the "
+                "weights so that they are near 1"
+            )
 
     @cached_property
     def equal_labels(self) -> EqualLabels:
@@ -240,10 +267,6 @@ class ProblemFacts:
         """Number of labels."""
         return len(self.label_counts)
 
-    def check_C(self, C: float) -> None:
-        """Like `Problem.check_C`."""
-        _check_scaled(C, 1.0)
-
 
 def _pair_arrays(pairs: Any) -> tuple[npt.NDArray[Any], ...]:
     """Return the pairs by label as the kernels take them; without any, the arrays are empty."""
@@ -251,14 +274,6 @@ def _pair_arrays(pairs: Any) -> tuple[npt.NDArray[Any], ...]:
         return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
     rows = pairs.indices.astype(np.int32, copy=False)
     return pairs.indptr.astype(np.int64, copy=False), rows, pairs.data
-
-
-def _check_scaled(C: float, factor: float) -> None:
-    if not _SINGLE.tiny <= C * factor <= _SINGLE.max:
-        raise DataError(
-            f"C is {C:g} and rows have weights near {factor:g}: their product is out of range; "
-            "scale the weights so that they are near 1"
-        )
 
 
 class LabelSolver:
@@ -293,6 +308,7 @@ class LabelSolver:
             cancel.byte,
             WorkSharing() if sharing is None else sharing,
         )
+        problem.check_C(params, costs)
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
         """Add labels, and return those that are done; with `drain`, all of them.

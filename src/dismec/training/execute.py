@@ -17,6 +17,7 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.request import urlopen
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,9 @@ def opened_executor(where: Any, threads: int) -> Iterator[Executor]:
         return
     with cluster:
         with suppress(KeyError, OSError):  # a scheduler without dashboard
-            _log.info("the cluster's dashboard: %s", cluster.client.dashboard_link)
+            link = cluster.client.dashboard_link
+            with urlopen(link, timeout=2):
+                _log.info("the cluster's dashboard: %s", link)
         yield Executor(threads, cluster)
 
 

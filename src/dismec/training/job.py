@@ -86,9 +86,7 @@ class Job:
         _check_columns("labels", data.Y.shape[1], data.Y.nnz + len(data.names or ()))
         if transform is None:
             _check_columns("features", X.shape[1], data.X.nnz)
-        job = cls._of(data, options, transform)
-        job.problem.check_C(params.solver.C)
-        return job
+        return cls._of(data, options, transform)
 
     @classmethod
     def _of(cls, data: TrainingData, options: TrainOptions, transform: Transform | None) -> Job:
@@ -97,6 +95,7 @@ class Job:
         if transform is None:
             transform = Transform.fit(data.X, **params.transform)
         problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
+        problem.check_C(params.solver)
         described = _describe(data, problem, options, transform)
         return cls(data, problem, params, transform, *described, options.costs)
 
@@ -108,7 +107,6 @@ class Job:
         if problem.n_rows == 0:
             raise DataError("there are no rows to train on")
         _check_memory(problem.n_columns, problem.n_labels)
-        problem.check_C(options.params.solver.C)
         data = replace(data, names=names, hashed=facts.fingerprint)
         described = _describe(data, problem, options, facts.transform)
         return cls(data, problem, options.params, facts.transform, *described)

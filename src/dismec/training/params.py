@@ -34,8 +34,6 @@ _MOST_DEPTH = 100  # of these metrics
 Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_SCALE = 1e6  # of dense features
-# The normal numbers of float32, in which the solver computes.
-_TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "float | str": float,
@@ -169,7 +167,7 @@ class TrainingParams:
             except (TypeError, ValueError):
                 expected = 'a number or "auto"' if name in ("C", "delta") else "a number"
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
-        solver = self.solver  # checks its own parameters
+        _ = self.solver  # checks its own parameters
         if self.best and self.penalty == "l1":
             raise ValueError("best is not supported with penalty='l1'")
         if self.block_size < 1:
@@ -177,8 +175,6 @@ class TrainingParams:
         precisions = self.__dataclass_fields__["precision"].metadata["choices"]
         if self.precision not in precisions:
             raise ValueError(f"precision is {self.precision!r}; expected {', '.join(precisions)}")
-        if not self.chooses_C:
-            _check_C(cast(float, self.C))
         kind_of_metric, _, k = str(self.metric).partition("@")
         known = kind_of_metric in KINDS and re.fullmatch("[1-9][0-9]*", k)
         if not known or int(k) > _MOST_DEPTH:
@@ -191,8 +187,6 @@ class TrainingParams:
                 f"dense_scale is {self.dense_scale}; expected a number above 0 "
                 f"and at most {_MOST_SCALE:g}"
             )
-        if solver.delta > _HUGE:
-            raise ValueError(f"delta is {self.delta}; expected a number up to {_HUGE:.1e}")
 
     @property
     def expanded(self) -> TrainingParams:
@@ -242,11 +236,6 @@ def plain(params: TrainingParams, tol: float = 0.0, **values: Any) -> TrainingPa
     """Return the parameters of a stage: nothing else is learned, and `tol` is at least this."""
     values |= {"delta": params.solver.delta, "calibrate": False, "refine": False, "best": False}
     return replace(params, tol=max(params.tol, tol), **values)
-
-
-def _check_C(C: float) -> None:
-    if not _TINY <= C <= _HUGE:
-        raise ValueError(f"C is {C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
 
 
 @dataclass(frozen=True, eq=False)
