@@ -10,13 +10,14 @@ import shutil
 import pytest
 
 from conftest import random_problem
-from dismec import Hierarchy, TrainingParams, train
+from dismec import Hierarchy, TrainingParams
 from dismec.data.dataset import Dataset
 from dismec.report import html_page as page_module
 from dismec.report.evaluation import describe_hierarchy, describe_test
 from dismec.report.facts import describe_model, describe_texts
 from dismec.report.html_page import label_table, page_of
 from dismec.report.inspection import write_page
+from dismec.training.train import fit
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -90,7 +91,8 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     X, Y = random_problem(labels=120)
     names = [*ODD_NAMES, *(f"label {i}" for i in range(len(ODD_NAMES), 120))]
-    model = train(X, Y, folder / "model", TrainingParams(calibrate=True), names=names)
+    model = fit(X, Y, TrainingParams(calibrate=True), names=names)
+    model.save(folder / "model")
     tree = Hierarchy((name, names[i % 9]) for i, name in enumerate(names) if i > 8).over(names)
     facts = describe_model(folder / "model")
     facts["test"] = describe_test(model, Dataset(X, Y), tree=tree)
