@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ class Calibration:
         scores: Floats = (self.logits(p) - self.intercepts[of]) / self.slopes[of]
         return scores.astype(np.float32)
 
-    @property
+    @cached_property
     def _nodes(self) -> tuple[Floats, Floats]:
         """The corners of the bend, between two end points that are beyond any z."""
         z = np.array([-1e6, *_KNOTS, 1e6])
