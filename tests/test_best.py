@@ -15,6 +15,7 @@ from conftest import random_problem, weight_files
 from dismec import (
     DiSMECClassifier,
     DiSMECTextClassifier,
+    ModelError,
     TextParams,
     TrainingParams,
     open_model,
@@ -170,6 +171,19 @@ def test_a_stopped_run_keeps_its_square_roots(tmp_path):
     assert resumed.params["sqrt_effect"] == whole.params["sqrt_effect"]
     assert resumed.transform == whole.transform
     assert weight_files(path) == weight_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_run_with_given_square_roots_does_not_resume_one_that_chose(tmp_path, given):
+    X, Y = count_rows()
+    earlier, later = (replace(BEST, sqrt=sqrt) for sqrt in (not given, given))
+    with (
+        mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(X, Y, tmp_path / "model", earlier)
+    with pytest.raises(ModelError, match="sqrt"):
+        train(X, Y, tmp_path / "model", later)
 
 
 class Quality:

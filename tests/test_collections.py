@@ -434,7 +434,12 @@ def test_dask_arrays_of_sparse_blocks_need_a_cluster(tmp_path, problem):
     assert dense.predict(X).tolist() == DiSMECClassifier().fit(X, Y).predict(X).toarray().tolist()
 
 
-def test_a_dashboard_that_does_not_answer_is_not_mentioned(dask_cluster, caplog):
-    with caplog.at_level("INFO", "dismec"), opened_executor(dask_cluster, 1) as executor:
+@pytest.mark.parametrize("link", ["http://{host}:1/status", "/proxy/{port}/status", "http://["])
+def test_a_dashboard_that_does_not_answer_is_not_mentioned(dask_cluster, caplog, link):
+    caplog.set_level("INFO", "dismec")
+    with (
+        dask.config.set({"distributed.dashboard.link": link}),
+        opened_executor(dask_cluster, 1) as executor,
+    ):
         assert executor.cluster.client.dashboard_link  # though there is none
     assert "dashboard" not in caplog.text

@@ -198,6 +198,19 @@ def test_slow_bodies_make_room_for_others(files):
             assert server.predict({"features": []})[0] == 200
 
 
+def test_idle_connections_are_closed_before_a_body_that_arrives(files):
+    with serving(files, files / "model") as server, ExitStack() as held:
+        opened = [held.enter_context(closing(connected(server))) for _ in range(512)]
+        for connection in opened[:2]:
+            connection.sendall(HEAD + b"Content-Length: 16\r\n\r\n" + b'{"features": []')
+        time.sleep(0.5)
+        held.enter_context(closing(connected(server)))
+        time.sleep(0.5)
+        for connection in opened[:2]:
+            connection.sendall(b"}")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
 def test_liveness_is_answered_when_there_is_no_room(files, tmp_path):
     """Every connection has a complete request that waits for an answer."""
 

@@ -283,11 +283,12 @@ def test_a_file_that_is_forgotten_takes_no_memory_and_can_be_read_again(tmp_path
     forget(np.ones(3))  # has no effect
 
 
-def test_what_killed_writers_left_is_removed_after_a_day(tmp_path):
-    left = [tmp_path / f".model.zip.{age}.tmp" for age in (0, 100_000)]
-    for path, age in zip(left, (0, 100_000), strict=True):
+def test_what_killed_writers_left_is_removed_after_a_week(tmp_path):
+    names = ["model.zip.0123456789ab", "model.zip.ba9876543210", "model.zip.of.somebody.else"]
+    left = [tmp_path / f".{name}.tmp" for name in names]
+    for path, days in zip(left, (6, 8, 8), strict=True):
         path.touch()
-        os.utime(path, (time.time() - age,) * 2)
+        os.utime(path, (time.time() - days * 86400,) * 2)
     with whole_file(tmp_path / "model.zip"):
         pass
-    assert [path.exists() for path in left] == [True, False]
+    assert [path.exists() for path in left] == [True, False, True]

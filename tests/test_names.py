@@ -113,7 +113,12 @@ def test_names_are_checked_one_by_one_only_if_one_is_wrong():
 
 def test_names_that_are_passed_to_train_must_be_distinct_and_on_one_line(tmp_path, problem_data):
     names = [f"label {i}" for i in range(40)]
-    for wrong, shown in (("label 1", "'label 1'"), (" ", "' '"), ("a\nb", r"'a\\nb'")):
+    for wrong, shown in (
+        ("label 1", "'label 1'"),
+        (" ", "''"),
+        ("label 1 ", "'label 1'"),
+        ("a\nb", r"'a\\nb'"),
+    ):
         reason = f"names: {shown} occurs twice, is empty or has a line break"
         with pytest.raises(DataError, match=reason):
             train(*problem_data, tmp_path / "model", names=[wrong, *names[1:]])

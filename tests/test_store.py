@@ -23,6 +23,7 @@ from dismec import (
     train,
     update_labels,
 )
+from dismec.cluster.file_copies import _only_process
 from dismec.cpu import kernels
 from dismec.data.container import write_arrays
 from dismec.errors import DismecError
@@ -413,6 +414,7 @@ def test_links_to_what_would_be_written_to_are_refused(model, tmp_path, name):
         lambda: train(X, Y, model, PARAMS, overwrite=True),
         lambda: update_labels(model, X, Y, [0], NAMES),
         lambda: remove_labels(model, [0]),
+        lambda: _only_process(model).__enter__(),
     ):
         with pytest.raises(ModelError, match=f"{name}: a link, which is not followed; remove it"):
             write()

@@ -19,8 +19,8 @@ from shutil import rmtree
 from typing import Any, NamedTuple, TypeVar
 
 from dismec.cluster.client import Cluster, scratch_directory, this_worker, worker_client
-from dismec.errors import ClusterError, DismecError, ModelError
-from dismec.model.directory import locked
+from dismec.errors import ClusterError, DismecError
+from dismec.model.directory import BusyError, locked
 
 _PIECE = 8_000_000  # bytes per message; Dask warns above 10 MB
 _PIECE_SECONDS = 60.0  # after which a worker that does not take a piece counts as gone
@@ -150,7 +150,7 @@ def _only_process(folder: Path) -> Iterator[None]:
             try:
                 stack.enter_context(locked(folder))
                 break
-            except ModelError:
+            except BusyError:
                 time.sleep(0.1)
         yield
 

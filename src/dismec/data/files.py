@@ -70,9 +70,9 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
         target = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
         stem = f".{target.name[:40]}."
         temporary = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
-        for left in target.parent.glob(f"{glob.escape(stem)}*.tmp") if follow else ():
+        for left in target.parent.glob(f"{glob.escape(stem)}{'?' * 12}.tmp") if follow else ():
             with suppress(OSError):
-                if left.stat().st_mtime < time.time() - 86400:  # its writer was killed
+                if left.stat().st_mtime < time.time() - 7 * 86400:  # its writer was killed
                     left.unlink()
         try:
             with temporary.open("xb") as file:

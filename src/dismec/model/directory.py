@@ -136,6 +136,10 @@ def _refuse_links(directory: Path) -> None:
             raise ModelError(f"{path}: a link, which is not followed; remove it")
 
 
+class BusyError(ModelError):
+    """Another process is writing to a model directory."""
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory."""
@@ -146,7 +150,7 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             _lock(handle)
         except (BlockingIOError, PermissionError):
-            raise ModelError(f"{directory}: another process is writing to it") from None
+            raise BusyError(f"{directory}: another process is writing to it") from None
         except OSError:
             pass  # a file system without locks
         yield

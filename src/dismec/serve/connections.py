@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     limits = _Limits()
     _buffer = memoryview(bytearray(1 << 18))  # shared by all connections: empty between two reads
 
-    _quiet_since: float  # when it last finished something
+    _quiet_since: float  # when it last finished something, or a header was complete
     _header_bytes = 0  # received since the last header or piece of a body was complete
     _crowded = ""  # why there is no place for this connection, except for asking about liveness
     _in_message = False  # between a header and the end of its body
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         self._cancel_header_timer()
         self._header_bytes = 0
-        self._in_message = True
+        self._in_message, self._quiet_since = True, time.monotonic()
         if self.parser.should_upgrade():
             # Data after such a header belongs to another protocol and must not become a request.
             self._refuse(400, "this server does not switch protocols: leave out Upgrade")

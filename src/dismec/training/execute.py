@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
@@ -69,7 +70,8 @@ def opened_executor(where: Any, threads: int) -> Iterator[Executor]:
         yield Executor(threads, cluster)
         return
     with cluster:
-        with suppress(KeyError, OSError):  # a scheduler without dashboard
+        # A scheduler without dashboard, or with one behind a proxy.
+        with suppress(KeyError, OSError, ValueError, HTTPException):
             link = cluster.client.dashboard_link
             with urlopen(link, timeout=2):
                 _log.info("the cluster's dashboard: %s", link)

@@ -221,7 +221,9 @@ def _requested(manifest: Manifest) -> dict[str, Any]:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")
     if params.get("best"):
-        del params["positive_weight"], params["sqrt"]  # they are chosen, too
+        params.pop("positive_weight", None)  # it is chosen, too
+        if "sqrt_effect" in manifest.params:
+            params["sqrt"] = False
     return params
 
 

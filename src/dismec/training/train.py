@@ -240,8 +240,9 @@ def train(
     ...     model.predict_topk(X, k=1)[0].ravel().tolist()
     [0, 0, 1, 1]
     """
-    for name, times in Counter(map(str, () if names is None else names)).items():
-        if times > 1 or not name.strip() or "\n" in name:
+    given = Counter(str(name).strip() for name in (() if names is None else names))
+    for name, times in given.items():
+        if times > 1 or not name or "\n" in name:
             raise DataError(f"names: {name[:80]!r} occurs twice, is empty or has a line break")
     data = TrainingData(X, Y, weights, pair_weights, names, source)
     options = TrainOptions(
