@@ -424,6 +424,23 @@ def test_rejected_refining_gives_the_model_and_probabilities_of_calibrating_alon
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
+def test_rejected_refining_of_many_labels_ranks_as_well_as_calibrating_alone(monkeypatch):
+    """The trial trains half of the labels, calibrating alone a sixth: probabilities differ."""
+    monkeypatch.setattr(refining, "_helps", lambda results: False)
+    gains = []
+    for seed in (2, 3):
+        train_part, test = generate(900, 500, 450, seed=seed, test_rows=3000)
+        plain = TrainingParams(calibrate=True)
+        alone, rejected = (
+            fit(train_part.X, train_part.Y, params)
+            for params in (plain, replace(plain, refine=True))
+        )
+        assert (alone.weights != rejected.weights).nnz == 0
+        alone, rejected = (model.evaluate(test.X, test.Y) for model in (alone, rejected))
+        gains.append(rejected["nDCG@5"] - alone["nDCG@5"])
+    assert np.mean(gains) >= 0
+
+
 def test_a_run_that_has_chosen_the_plain_model_resumes_with_it(tmp_path, monkeypatch):
     X, Y = random_problem(rows=300, labels=40)
     monkeypatch.setattr(refining, "_helps", lambda results: False)
