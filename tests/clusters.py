@@ -116,12 +116,16 @@ class CountingProxy:
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.sent = self.received = 0
         self._sockets = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        # Wakes `accept`. A connection that it returns just then is closed, too.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listening.join(10)
         for one in (self._listener, *self._sockets):
             one.close()
 
@@ -129,8 +133,9 @@ class CountingProxy:
         with suppress(OSError):
             while True:
                 near = self._listener.accept()[0]
+                self._sockets.append(near)
                 far = socket.create_connection(self._target)
-                self._sockets += [near, far]
+                self._sockets.append(far)
                 for ends in ((near, far, "sent"), (far, near, "received")):
                     threading.Thread(target=self._pump, args=ends, daemon=True).start()
 
