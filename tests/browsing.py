@@ -100,6 +100,6 @@ def visit(browser):
 
     yield opened
     for page in pages:
-        assert page.troubles == []
+        assert page.troubles == [], page.troubles
         assert page.evaluate("violations") == []
         page.context.close()

@@ -30,7 +30,7 @@ N = 1 << 20
 def run(code, *arguments):
     """Run code in a new process; return its exit status and output."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -95,19 +95,20 @@ def test_threads_that_read_a_file_while_it_is_truncated_continue(arrays):
         ready = Barrier(5)
         def read(number):
             ready.wait()
-            found = [float(x[number::7].sum()) for _ in range(50)]
-            return found[-1], files.damage
+            while x[number::7].any():
+                pass
+            return files.damage
         with ThreadPoolExecutor(4) as pool:
             results = [pool.submit(read, number) for number in range(4)]
             ready.wait()
             os.truncate(sys.argv[1], 0)
             for result in results:
-                print(*result.result())
+                print(result.result())
     """
     code, out, err = run(code, arrays)
     assert (code, err) == (0, "")
     damage = "file.safetensors was cut off while the model was in use"
-    assert out.splitlines() == [f"0.0 {damage}"] * 4
+    assert out.splitlines() == [damage] * 4
 
 
 def test_an_unwatched_truncated_file_still_ends_the_process(arrays, tmp_path):
