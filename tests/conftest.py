@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -60,8 +62,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.stem.startswith(LONGEST))
     for item in items:
         if item.get_closest_marker("cluster"):
-            # Dask leaves the sockets of failed connections to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Collect sockets that Dask left open while their warning is ignored, not in a later test.
+
+    tornado's client leaves the socket of a failed connection to the garbage collector.
+    """
+    result = yield
+    if item.get_closest_marker("cluster"):
+        gc.collect()
+    return result
 
 
 def data_directory() -> Path | None:
