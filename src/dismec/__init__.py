@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from dismec.model.opening import open_model
     from dismec.report.facts import describe_data
     from dismec.report.pruning_curve import pruning_curve
-    from dismec.training.edit_labels import add_labels, remove_labels, update_labels
+    from dismec.training.edit_labels import (
+        add_labels,
+        describe_labels,
+        remove_labels,
+        update_labels,
+    )
     from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
     from dismec.training.train import train, train_text
@@ -47,6 +52,7 @@ __all__ = [
     "add_labels",
     "by_level",
     "describe_data",
+    "describe_labels",
     "evaluate",
     "generate",
     "highlights",
@@ -84,7 +90,7 @@ _HOMES = {
     "model.opening": ("open_model",),
     "report.facts": ("describe_data",),
     "report.pruning_curve": ("pruning_curve",),
-    "training.edit_labels": ("add_labels", "remove_labels", "update_labels"),
+    "training.edit_labels": ("add_labels", "describe_labels", "remove_labels", "update_labels"),
     "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
     "training.train": ("train", "train_text"),

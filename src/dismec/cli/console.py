@@ -328,6 +328,8 @@ def print_explanation(
         table.add_row("embedding", "", "", f"{explanation.embedding:+.3f}")
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")
     console.print(table)
+    if explanation.own_text is not None:
+        console.print(f"the text about this label adds {explanation.own_text:+.3f} of this")
     for reason in explanation.reasons:
         speaking = [term for term in reason.terms if term.contribution > 0]
         if reason.contribution > 0 and speaking:

@@ -252,7 +252,8 @@ def predict(
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
-        columns = Columns(opened.n_labels, names or opened.names, what)
+        marked = frozenset(opened.without_rows.nonzero()[0].tolist())
+        columns = Columns(opened.n_labels, names or opened.names, what, marked)
         slices = _slices(batches, 1 if threshold is not None else places)
         found_labels: Predictions = ((rank_rows(X), ids) for X, ids, _ in slices)
         if aim in _BATCH_AIMS:

@@ -154,6 +154,11 @@ _TEXT_OPTIONS: dict[str, Any] = {
     metavar="FILE",
     help="Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
 )
+@click.option(
+    "--label-texts",
+    metavar="FILE|names",
+    help="Texts that describe labels (keys label, name, description, synonyms), or their names.",
+)
 @added(*_TEXT_OPTIONS.values())
 @cluster_option
 @threads_option
@@ -175,6 +180,7 @@ def train(
     no_examples: bool,
     dense_only: bool,
     pair_weights: Path | None,
+    label_texts: str | None,
     cluster: str | None,
     threads: int | None,
     quiet: bool,
@@ -260,6 +266,7 @@ def train(
                     dense=dense,
                     validation_dense=judge_dense,
                     dense_only=dense_only,
+                    label_texts=label_texts == "names" or label_texts,
                 )
             )
         else:
@@ -416,21 +423,35 @@ def _warn_of_few_rows(model: Model) -> None:
 
 @click.command("add-labels")
 @click.argument("model", type=PATH)
-@click.argument("data", type=PATH)
+@click.argument("data", type=PATH, required=False)
+@click.option(
+    "--label-texts",
+    type=PATH,
+    metavar="FILE",
+    help="Instead of DATA: texts about labels that have no rows yet, or one name per line.",
+)
 @data_options(model=True, weights=True)
 @cluster_option
 @threads_option
 @json_option
 @quiet_option
-def add_labels(model: Path, data: Path, **how: Any) -> None:
+def add_labels(model: Path, data: Path | None, label_texts: Path | None, **how: Any) -> None:
     """Add the new labels of DATA to MODEL.
 
     Labels that MODEL already has do not change. DATA must include negative examples: use the rows
     the model was trained on, or newer ones, with the new labels added.
     """
     from dismec.training.edit_labels import add_labels as run
+    from dismec.training.edit_labels import describe_labels
 
-    _edit(model, data, "added", run, **how)
+    if (data is None) == (label_texts is None):
+        raise click.UsageError("give either DATA or --label-texts")
+    if data is not None:
+        _edit(model, data, "added", run, **how)
+    elif label_texts is not None:
+        begin = time.perf_counter()
+        changed = describe_labels(model, label_texts)
+        _print_edit(changed, model, "described", begin, how["as_json"], how["quiet"])
 
 
 @click.command()
@@ -496,14 +517,20 @@ def _edit(
             cluster=cluster,
             source=found.path if found.kind == "xmc" else None,
         )
-    seconds = time.perf_counter() - begin
-    if as_json:
-        click.echo(json.dumps(_changed_facts(changed, model, seconds)))
-    elif not quiet:
-        _print_changed(changed, done)
-        print_trained(changed, model, seconds)
+    _print_edit(changed, model, done, begin, as_json, quiet)
     if not quiet:
         _warn_of_no_negatives(changed)
+
+
+def _print_edit(
+    changed: Model, path: Path, done: str, begin: float, as_json: bool, quiet: bool
+) -> None:
+    seconds = time.perf_counter() - begin
+    if as_json:
+        click.echo(json.dumps(_changed_facts(changed, path, seconds)))
+    elif not quiet:
+        _print_changed(changed, done)
+        print_trained(changed, path, seconds)
 
 
 def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:

@@ -295,6 +295,14 @@ def csr_on(
     return result
 
 
+def plus(one: sp.csr_array, other: sp.csr_array, least: float = 0.0) -> sp.csr_array:
+    """Return the sum of two float32 matrices, without entries that are closer to 0 than `least`."""
+    result: Any = one + other
+    result.data[np.abs(result.data) < np.float32(least)] = 0
+    result.eliminate_zeros()
+    return csr_on(result.data, result.indices, result.indptr, result.shape, canonical=True)
+
+
 def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
     """Return a matrix without its empty columns, and the numbers of the columns that remain.
 

@@ -13,6 +13,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
@@ -41,6 +42,8 @@ class Columns(NamedTuple):
     """One per label; if None, labels are written as numbers."""
     values: str = "scores"
     """Name of the scores."""
+    without_rows: frozenset[int] = frozenset()
+    """Labels without training rows, which JSON marks."""
 
 
 class PredictionWriter(ABC):
@@ -197,12 +200,21 @@ class _XmcWriter(_TextWriter):
 
 
 class _JsonLinesWriter(_LineWriter):
-    """``{"labels": […], "scores": […]}`` with ``"id"`` first if there are ids."""
+    """``{"labels": […], "scores": […]}``, with ``"id"`` first if there are ids.
+
+    Labels without training rows are listed again as ``"without_rows"``.
+    """
 
     def _line(self, row_id: str | None, labels: list[str], values: list[str]) -> str:
         first = "" if row_id is None else f'"id": {json_text(row_id)}, '
         lists = f'"labels": [{", ".join(labels)}], "{self.columns.values}": [{", ".join(values)}]'
+        if marked := [label for label in labels if label in self._marked]:
+            lists += f', "without_rows": [{", ".join(marked)}]'
         return f"{{{first}{lists}}}\n"
+
+    @cached_property
+    def _marked(self) -> set[str]:
+        return set(map(self._spell, self.columns.without_rows))
 
 
 class _JsonWriter(_JsonLinesWriter):

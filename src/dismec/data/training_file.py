@@ -83,6 +83,7 @@ class TrainingData:
     names: Sequence[str] | None = None  # of labels
     source: StrPath | None = None  # the ``.xmc`` file that holds exactly these X and Y
     hashed: str | None = None  # the fingerprint, or what stands for it, if it is known
+    n_described: int = 0  # so many rows, the last ones, are texts that describe a label
 
     def checked(self, X: Any) -> TrainingData:
         """Check everything but X, which has been, and leave out what has weight 0.
@@ -114,12 +115,27 @@ class TrainingData:
             check_names(names, Y.shape[1]),
             self.source if plain else None,
             self.hashed,
+            self.n_described,
         )
 
     def at(self, rows: NDArray[np.int64]) -> TrainingData:
         """Return some rows of checked data, without the names."""
         weights = None if self.weights is None else self.weights[rows]
         return TrainingData(self.X[rows], self.Y[rows], weights, pairs_at(self.pairs, rows))
+
+    @property
+    def undescribed(self) -> TrainingData:
+        """Checked data without the rows that describe labels, sharing memory with these."""
+        n_rows = self.Y.shape[0] - self.n_described
+        X, Y = self.X, self.Y
+        if isinstance(X, MixedRows):
+            X = MixedRows(_first_rows(X.sparse, n_rows), X.dense[:n_rows])
+        else:
+            X = _first_rows(X, n_rows)
+        weights = None if self.weights is None else self.weights[:n_rows]
+        pairs = None if self.pairs is None else _first_rows(self.pairs, n_rows)
+        hashed = hashlib.sha256(f"{self.fingerprint} undescribed".encode()).hexdigest()
+        return TrainingData(X, _first_rows(Y, n_rows), weights, pairs, self.names, hashed=hashed)
 
     @classmethod
     def map(cls, path: Path) -> TrainingData:
@@ -227,6 +243,13 @@ def write_xmc(
     metadata = {key: str(size) for key, size in sizes.items()}
     metadata |= {"identity": identity} if identity else {}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
+
+
+def _first_rows(matrix: Any, n_rows: int) -> csr_array[Any]:
+    """Return the first rows of a CSR matrix, on the same arrays."""
+    end = int(matrix.indptr[n_rows])
+    parts = matrix.data[:end], matrix.indices[:end], matrix.indptr[: n_rows + 1]
+    return csr_on(*parts, (n_rows, matrix.shape[1]), canonical=True)
 
 
 def _open_xmc(path: Path) -> tuple[dict[str, NDArray[Any]], int, int, int, str | None]:

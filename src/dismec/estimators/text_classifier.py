@@ -22,6 +22,7 @@ from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
+from dismec.features.label_texts import label_texts, own_text, with_own_rows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
@@ -59,6 +60,10 @@ class DiSMECTextClassifier(Estimator):
     best : bool, default=False
         Whether to choose everything that pays on held-out texts, as for `TrainingParams`; also the
         terms, if all parameters that say which terms to use have their defaults.
+
+    label_texts : dict of str to str, path or True, default=None
+        Texts that describe labels, by name, or a file of them, as for `train_text`. Labels that
+        only they have become classes, too.
 
     Attributes
     ----------
@@ -115,6 +120,7 @@ class DiSMECTextClassifier(Estimator):
         dense_scale: float = 1.0,
         metric: str = "nDCG@5",
         best: bool = False,
+        label_texts: Mapping[str, str] | str | bool | None = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -141,6 +147,7 @@ class DiSMECTextClassifier(Estimator):
         self.dense_scale = dense_scale
         self.metric = metric
         self.best = best
+        self.label_texts = label_texts
 
     def fit(
         self,
@@ -195,6 +202,11 @@ class DiSMECTextClassifier(Estimator):
         if not rows or not target.Y.nnz:
             raise DataError("no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
+        if self.label_texts and (dense is not None or target.kind != "lists"):
+            raise DataError("label_texts needs lists of labels, and no dense features")
+        described = label_texts(self.label_texts or False)
+        classes = [*target.classes, *(name for name in described if name not in set(names))]
+        names = [str(label) for label in classes]
         params = self._params(tfidf=True)
 
         @contextmanager
@@ -212,17 +224,25 @@ class DiSMECTextClassifier(Estimator):
         if self.best and text == TextParams():
             text, table = choose_terms(read, thread_count(self._threads()))
         with read(text) as (data, options):
+            more: dict[str, Any] = {}
+            X, Y = data.X, target.Y
+            if self.label_texts and options.vocabulary is not None:
+                texts = [described.get(name) or own_text(name) for name in names]
+                X, Y, n_described = with_own_rows(X, Y, options.vocabulary, texts)
+                more = {"label_texts": texts, "n_described": n_described}
+                weights = None if weights is None else np.append(weights, np.ones(n_described))
             self._fit(
-                data.X,
-                target.Y,
+                X,
+                Y,
                 params,
-                target.classes,
+                classes,
                 exclusive=target.kind == "classes",
                 names=names,
                 validation=options.validation,
                 weights=weights,
                 vocabulary=options.vocabulary,
                 terms_table=table,
+                **more,
             )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__

@@ -131,6 +131,12 @@ class Calibration:
             macro_thresholds=np.concatenate([self.macro_thresholds, thresholds]),
         )
 
+    def with_curve(self, labels: Any, slope: float, intercept: float) -> Calibration:
+        """Return a calibration in which these labels have this slope and intercept."""
+        slopes, intercepts = self.slopes.copy(), self.intercepts.copy()
+        slopes[labels], intercepts[labels] = slope, intercept
+        return replace(self, slopes=slopes, intercepts=intercepts)
+
     def taken_from(self, labels: Labels) -> Calibration:
         """Return a calibration whose label i has the curve and threshold of ``labels[i]`` here."""
         return replace(

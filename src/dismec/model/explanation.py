@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -70,6 +70,9 @@ class Explanation:
         What labels add that are likely for the row, if the model is refined.
     embedding : float or None
         What the dense features of the row add together, if the model takes any.
+    own_text : float or None
+        The part of what terms add that is due to the text that describes the label, if there is
+        one (``docs/howto/label-texts.md``).
     """
 
     label: int
@@ -80,6 +83,7 @@ class Explanation:
     terms: list[Contribution]
     reasons: list[Reason] = field(default_factory=list)
     embedding: float | None = None
+    own_text: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as a dict that JSON can hold.
@@ -104,8 +108,12 @@ def explain(
     probability: float | None,
     names: Sequence[str] | None,
     terms: Sequence[str] | None,
+    share_of_text: Callable[[Rows], float] | None = None,
 ) -> Explanation:
-    """Explain a score, as in `Model.explain`; `names` are those of the labels."""
+    """Explain a score, as in `Model.explain`; `names` are those of the labels.
+
+    `share_of_text` returns what the text of the label adds to the score of a transformed row.
+    """
     transform = ranking.transform
     if terms is not None and len(terms) != transform.n_features:
         raise DataError(
@@ -129,6 +137,7 @@ def explain(
         [term for term in found if term.feature < transform.n_features],
         reasons,
         embedding,
+        share_of_text and share_of_text(row),
     )
 
 

@@ -17,9 +17,11 @@ import scipy.sparse as sp
 from dismec.cpu import available_memory
 from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.files import WatchedFiles
+from dismec.data.matrices import Rows
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
+from dismec.features.label_texts import ALONE, share_of_text
 from dismec.measure.metrics import Truth
 from dismec.model.aims import aimed, candidates, psp_exponent
 from dismec.model.allowed import Allowed, LabelsAllowed
@@ -35,7 +37,7 @@ from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores, input_rows
 from dismec.model.select_labels import renumbered, selected
 from dismec.model.shards import Shard, gather
-from dismec.model.sidecar_files import LabelTable, Parts
+from dismec.model.sidecar_files import Parts
 
 RANKS = ("score", "probability")  # what labels can be ranked by
 
@@ -153,8 +155,13 @@ class Model:
     @property
     def parts(self) -> Parts:
         """Label names and counts, vocabulary and calibration, as the model uses them."""
-        table = LabelTable(self.label_counts, self.names, self.transform.idf)
+        table = replace(self._parts.labels, idf=self.transform.idf)
         return Parts(table, self.vocabulary, self.calibration)
+
+    @property
+    def without_rows(self) -> npt.NDArray[np.bool_]:
+        """Labels without training rows that are predicted by a text about them (n_labels,)."""
+        return self._parts.labels.only_described
 
     @property
     def precision(self) -> str:
@@ -546,7 +553,18 @@ class Model:
         if self.calibration is not None:
             z = rankings.by_logit.explain(rows, label)[2]
             probability = float(self.calibration.of_logits(z))
-        return explain(rankings.by_score, rows, label, probability, self.names, terms)
+        share = partial(self._share_of_text, label) if self._parts.labels.texts else None
+        return explain(rankings.by_score, rows, label, probability, self.names, terms, share)
+
+    def _share_of_text(self, label: int, row: Rows) -> float:
+        """Return what the text that describes a label adds to the score of a transformed row."""
+        table, weight = self._parts.labels, ALONE
+        assert self.vocabulary is not None
+        if not self.without_rows[label]:
+            weight = self.params.get("label_texts_effect", {}).get("weight") or 0.0
+        text, entries = (table.texts or ())[label], (row.indices, row.data)
+        idf, count = self.transform.idf, int(self.label_counts[label])
+        return share_of_text(self.vocabulary, idf, text, entries, weight, count)
 
     def place(self, X: RowsLike, label: int) -> int:
         """Find the place of a label in the ranking of all labels for one row.

@@ -10,6 +10,10 @@ manifest say so:
   (half of a 95 % interval) of the gain in the last of them, and "rows"
 - ``sqrt_effect``: the "gain" of square roots in points of a "metric", with the "margin" of half a
   95 % interval, and whether they are "used"
+- ``label_texts``: the first digits of the SHA-256 of the "data", and how many labels "without_rows"
+  have only their text; ``label_texts_effect``: the "weight" of matches with the texts, None if they
+  do not help labels with rows, and their "gain" in points of a "metric" with its "margin";
+  ``label_texts_curve``: the slope and intercept of the probabilities of labels without rows
 - ``row_weights``: {"least", "most", "sum"} of the row weights, if there were any
 - ``pair_weights``: {"pairs", "left_out"}, how many (row, label) pairs had a weight other than 1,
   and how many of these had weight 0, if there were any
@@ -33,6 +37,7 @@ from dismec.data.counts import counted
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
     "sqrt_effect",
+    *("label_texts", "label_texts_effect", "label_texts_curve"),
     *("row_weights", "pair_weights"),
 )
 
@@ -44,6 +49,8 @@ def shown(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def sentence(key: str, value: Any) -> Any:
     """Return how a value was chosen as a sentence; return unexpected values unchanged."""
+    if key == "label_texts_curve" and isinstance(value, list):
+        return ", ".join(f"{number:.3g}" for number in value)
     if not isinstance(value, dict):
         return value
     try:
@@ -58,6 +65,12 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         return (
             f"{after} (at {value['at']}: {', '.join(f'{p:.2f}' for p in value['before'].values())})"
         )
+    if key == "label_texts":
+        return f"used for {counted(value['without_rows'], 'label')} without rows, and tried for all"
+    if key == "label_texts_effect":
+        gain = f"{value['gain']:+.2f} ± {value['margin']:.2f} points of {value['metric']}"
+        used = "not used" if value["weight"] is None else f"weight {value['weight']:g}"
+        return f"{gain}, {used}"
     if key == "sqrt_effect":
         gain = f"{value['gain']:+.2f} ± {value['margin']:.2f} points of {value['metric']}"
         return f"{gain}, {'used' if value['used'] else 'not used'}"

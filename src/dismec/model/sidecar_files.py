@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,36 @@ class LabelTable:
     counts: npt.NDArray[np.int64]  # training rows per label; a label without any is never predicted
     names: Sequence[str] | None = None
     idf: npt.NDArray[np.float32] | None = None
+    texts: Sequence[str] | None = None  # that describe the labels; each counts as a training row
+    described: npt.NDArray[np.bool_] | None = None  # labels whose text is all that is known of them
+
+    @property
+    def only_described(self) -> npt.NDArray[np.bool_]:
+        """Labels whose text is all that is known of them."""
+        return np.zeros(len(self.counts), np.bool_) if self.described is None else self.described
+
+    def with_texts(
+        self, n_labels: int, labels: npt.NDArray[np.int64], texts: Sequence[str] | None
+    ) -> LabelTable:
+        """Return the table of more labels, some of which have only these texts, or rows now."""
+        if self.texts is None and texts is None:
+            return self
+        described, found = np.zeros(n_labels, np.bool_), [""] * n_labels
+        described[: len(self.counts)] = self.only_described
+        described[labels] = texts is not None
+        found[: len(self.counts)] = self.texts or found[: len(self.counts)]
+        for label, text in zip(labels.tolist(), texts or (), strict=False):
+            found[label] = text
+        return replace(self, texts=found, described=described)
+
+    def of_labels(self, labels: npt.NDArray[np.int64]) -> LabelTable:
+        """Return the table of some of the labels."""
+        names, texts = (
+            None if listed is None else [listed[label] for label in labels.tolist()]
+            for listed in (self.names, self.texts)
+        )
+        described = None if self.described is None else self.described[labels]
+        return LabelTable(self.counts[labels], names, self.idf, texts, described)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +72,8 @@ class Parts:
 
     def of_labels(self, labels: npt.NDArray[np.int64]) -> Parts:
         """Return the parts of a model of some of the labels."""
-        table = self.labels
-        names = None if table.names is None else [table.names[label] for label in labels.tolist()]
         calibration = self.calibration and self.calibration.taken_from(labels)
-        return Parts(
-            LabelTable(table.counts[labels], names, table.idf), self.vocabulary, calibration
-        )
+        return Parts(self.labels.of_labels(labels), self.vocabulary, calibration)
 
 
 def write_parts(
@@ -63,6 +89,9 @@ def write_parts(
         labels["names.bytes"], labels["names.offsets"] = pack_names(parts.labels.names)
     if parts.labels.idf is not None:
         labels["idf"] = parts.labels.idf
+    if parts.labels.texts is not None and parts.labels.described is not None:
+        labels["texts.bytes"], labels["texts.offsets"] = pack_names(parts.labels.texts)
+        labels["described"] = parts.labels.described.astype(np.uint8)
     files = {"labels": labels}
     receipts = {"vocabulary": keep["vocabulary"]} if keep and "vocabulary" in keep else {}
     if parts.vocabulary is not None and not receipts:
@@ -112,13 +141,23 @@ def _parse_labels(arrays: Arrays, manifest: Manifest) -> LabelTable:
         raise ModelError(f"the label counts do not fit {counted(manifest.n_rows, 'row')}")
     if idf is not None and (idf.shape != (n_features,) or idf.dtype != np.float32):
         raise ModelError(f"the idf does not fit {counted(n_features, 'feature')}")
-    names = None
-    if "names.bytes" in arrays:
-        try:
-            names = unpack_names(arrays["names.bytes"], arrays["names.offsets"])
-        except (KeyError, ContainerError):
-            raise ModelError("the label names are damaged") from None
-        if len(names) != n_labels:
-            given = counted(len(names), "label name")
-            raise ModelError(f"{given} for {counted(n_labels, 'label')}")
-    return LabelTable(counts, names, idf)
+    names, texts = (_parse_texts(arrays, kind, n_labels) for kind in ("names", "texts"))
+    described = arrays.get("described")
+    if (described is None) != (texts is None) or (
+        described is not None and (described.shape != (n_labels,) or described.dtype != np.uint8)
+    ):
+        raise ModelError(f"the label texts do not fit {counted(n_labels, 'label')}")
+    return LabelTable(counts, names, idf, texts, None if described is None else described > 0)
+
+
+def _parse_texts(arrays: Arrays, kind: str, n_labels: int) -> Sequence[str] | None:
+    if f"{kind}.bytes" not in arrays:
+        return None
+    try:
+        found = unpack_names(arrays[f"{kind}.bytes"], arrays[f"{kind}.offsets"])
+    except (KeyError, ContainerError):
+        raise ModelError(f"the label {kind} are damaged") from None
+    if len(found) != n_labels:
+        given = counted(len(found), f"label {kind.removesuffix('s')}")
+        raise ModelError(f"{given} for {counted(n_labels, 'label')}")
+    return found

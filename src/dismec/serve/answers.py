@@ -147,7 +147,7 @@ class Service:
         rows = [
             {"label": label}
             | ({} if model.names is None else {"name": model.names[label]})
-            | {"rows": int(model.label_counts[label])}
+            | {"rows": int(model.label_counts[label] - model.without_rows[label])}
             for label in found[:limit]
         ]
         return {"labels": rows, "more": len(found) > limit}
@@ -281,6 +281,8 @@ def _best_labels(
         row = {key: values[i][:kept] for key, values in lists.items()}
         if model.names is not None:
             row["names"] = [model.names[label] for label in row["labels"]]
+        if marked := [label for label in row["labels"] if model.without_rows[label]]:
+            row["without_rows"] = marked
         rows.append(row)
     return rows
 

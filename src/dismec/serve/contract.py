@@ -158,6 +158,7 @@ _EXPLANATION = {
     "rank": _typed("integer", "Rank among all labels for this row, from 1."),
     "bias": _answer("Score of a row without features."),
     "embedding": _answer("Total contribution of the dense features."),
+    "own_text": _answer("The part of what terms contribute that is due to the label's own text."),
     "terms": _typed(
         "array", "Largest contributions first, for or against.", items=_object_of(_TERM)
     ),
@@ -181,6 +182,7 @@ _BEST = {
     "scores": _typed("array", "Only if labels are ranked by score.", items=_answer()),
     "probabilities": _typed("array", items=_answer()),
     "names": _typed("array", items=_STRING),
+    "without_rows": _typed("array", "Labels known only from a text about them.", items=_INTEGER),
     "paths": _typed("array", items=_PATH),
 }
 _EXAMPLE = {
@@ -194,7 +196,7 @@ _SEARCH = {
 _FOUND_LABEL = {
     "label": _INTEGER,
     "name": _typed("string", "Only if the label has one."),
-    "rows": _typed("integer", "Number of training rows; a label without any is never predicted."),
+    "rows": _typed("integer", "Number of training rows."),
 }
 _LABELS = {
     "labels": _typed(
@@ -358,7 +360,9 @@ class Contract:
         }
         named, calibrated = model.names is not None, model.calibration is not None
         best = {"names": named, "probabilities": calibrated, "paths": hierarchy}
+        best["without_rows"] = bool(model.without_rows.any())
         explanation = {"name": named, "embedding": model.n_dense > 0}
+        explanation["own_text"] = model.parts.labels.texts is not None
         explanation |= {"probability": calibrated, "path": hierarchy}
         scores = [] if calibrated else ["scores"]
         self.schemas |= {

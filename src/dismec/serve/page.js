@@ -162,6 +162,7 @@ function showLabels(row, answer) {
     ...described(label, answer.names?.[i], answer.probabilities?.[i] ?? answer.scores[i], i + 1),
     path: answer.paths?.[i] ?? [],
   }));
+  for (const item of found) if (answer.without_rows?.includes(item.label)) item.amount += " · no training rows";
   explanations = new Map();
   hovered = null;
   at("nothing").hidden = true;
@@ -353,8 +354,9 @@ function summed(why) {
     const sparse = why.terms.length ? `, its ${parts}${likely} add ${signed(added)}` : "";
     return `${begins}${sparse}, and its embedding adds ${signed(why.embedding)}.`;
   }
+  const own = why.own_text ? `, of which the words about the label add ${signed(why.own_text)}` : "";
   return why.terms.length
-    ? `${begins}, and its ${parts}${likely} add ${signed(added)}.`
+    ? `${begins}, and its ${parts}${likely} add ${signed(added)}${own}.`
     : `No ${parts.slice(0, -1)} of this ${row} has a weight for this label: its score is ${signed(why.score)}, where every ${row} starts.`;
 }
 

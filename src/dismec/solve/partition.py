@@ -62,6 +62,11 @@ class EqualLabels:
             return self
         return EqualLabels(labels, self.groups[labels])
 
+    def apart(self, labels: npt.NDArray[np.bool_]) -> EqualLabels:
+        """Return the groups with each of these labels in one of its own; `self` covers all."""
+        own = np.where(labels, 1 + np.arange(len(labels)), 0)
+        return EqualLabels(self.labels, first_equal([self.groups, own]))
+
     def find(self, distinct: npt.NDArray[Any]) -> Ints:
         """Return the places of these labels in `distinct`."""
         return self._sorter[np.searchsorted(self.distinct, distinct, sorter=self._sorter)]

@@ -65,6 +65,7 @@ class SolverParams:
     # A feature, and the delta of sparse features from there on; dense ones keep all their weights.
     pruned_more: tuple[int, float] | None = None
     soft_labels: bool = False  # a positive with pair weight u is also a negative of weight 1 − u
+    added: sp.csr_array | None = None  # what is added to the weights of each label, of their shape
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:

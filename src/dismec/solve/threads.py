@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import available_cpus, kernels
-from dismec.data.matrices import csr_on
+from dismec.data.matrices import csr_on, plus
 from dismec.solve.block import Block, BlockStats, sum_counts
 from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import (
@@ -56,9 +57,11 @@ def solve_blocks(
     the number of labels just finished and the labels that were solved for them. An exception, or
     closing the generator, stops the threads within milliseconds; blocks kept by then stay.
     """
+    equal, added = problem.equal_labels, params.added
+    if added is not None:
+        equal = equal.apart(np.diff(added.indptr) > 0)
     unfinished = {
-        number: _OpenBlock(number, problem.equal_labels.among(labels))
-        for number, labels in blocks.items()
+        number: _OpenBlock(number, equal.among(labels)) for number, labels in blocks.items()
     }
     owner = np.full(problem.n_labels, -1, dtype=np.int64)
     for number, block in unfinished.items():
@@ -80,7 +83,12 @@ def solve_blocks(
                 block = unfinished[number]
                 n_labels += block.add(solution, np.flatnonzero(owners == number), share)
                 if block.complete:
-                    running.keep(keep, unfinished.pop(number).close())
+                    finished = unfinished.pop(number).close()
+                    if added is not None:
+                        more = added[block.equal.distinct]
+                        weights = plus(finished.weights, more, params.delta)
+                        finished = replace(finished, weights=weights)
+                    running.keep(keep, finished)
             if progress:
                 progress(n_labels, solution.labels)
 

@@ -62,7 +62,8 @@ def texts_with_best_terms(
             check_output(directory, options.overwrite)
         earlier = None if directory is None or options.overwrite else earlier_terms(directory)
         folder = directory and directory / f"{STAGE}terms"
-        trial, rows = replace(options, path=folder), how | {"pair_weights": None, "examples": False}
+        trial = replace(options, path=folder)
+        rows = how | {"pair_weights": None, "examples": False, "label_texts": None}
         try:
             text, table = earlier or choose_terms(
                 lambda terms: texts_read(source, trial, terms, hashed=_UNHASHED, **rows),
@@ -73,6 +74,8 @@ def texts_with_best_terms(
             if folder:
                 rmtree(folder, ignore_errors=True)
         options = replace(options, terms_table=table)
+    if options.params.best and how.get("label_texts") is None and how.get("dense") is None:
+        how["label_texts"] = True
     with texts_read(source, options, text, log=log, dense_only=dense_only, **how) as found:
         yield found
 

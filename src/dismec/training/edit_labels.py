@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.cpu import thread_count
 from dismec.data.columns import label_names_of
@@ -28,6 +30,9 @@ from dismec.data.mixed import check_features
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError, located
+from dismec.features.label_texts import ALONE, LabelTextsLike, matches, moved_bias, scaled
+from dismec.features.label_texts import label_texts as described_labels
+from dismec.features.text_rows import vocabulary_of
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.calibration import Calibration
@@ -37,8 +42,8 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.select_labels import selected
-from dismec.model.shards import Shard
-from dismec.model.sidecar_files import LabelTable, Parts, write_parts
+from dismec.model.shards import Shard, pack
+from dismec.model.sidecar_files import Parts, write_parts
 from dismec.solve.block import BlockStats
 from dismec.training.execute import opened_executor, run_into
 from dismec.training.job import Job
@@ -111,11 +116,74 @@ def add_labels(
         labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
         known[: edit.model.n_labels] = edit.model.label_counts > 0
+        known[: edit.model.n_labels] &= ~edit.table.only_described
         columns = np.flatnonzero((labels >= 0) & ~known[labels] & (_rows_of_labels(Y) > 0))
         if not len(columns):
             raise DataError("the model already has all labels of these rows")
         options = TrainOptions(edit.params, threads=threads, progress=progress, cluster=cluster)
         edit.train("added", data, options, columns, labels[columns])
+    return open_model(path, check=False)
+
+
+def describe_labels(path: StrPath, label_texts: LabelTextsLike) -> Model:
+    """Add labels that have no rows yet to a model of texts, given texts that describe them.
+
+    They are found by matches between a text and their own text (``docs/howto/label-texts.md``), and
+    `add_labels` replaces this by what it learns from rows. Labels of the model do not change.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The model directory.
+    label_texts : dict of str to str, or path
+        The texts by label, or a file of them, as for `train_text`.
+
+    Returns
+    -------
+    Model
+        The model with the new labels, opened from the directory.
+
+    Raises
+    ------
+    DataError
+        If the model is not one of texts, or no label is new and has words that the model knows.
+    ModelError
+        If there is no finished model, or another process is writing to it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dismec import DiSMECTextClassifier, describe_labels
+    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
+    >>> clf = DiSMECTextClassifier().fit(texts, [["egg"], ["egg"], ["bread"], ["bread"]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     clf.save(folder + "/model")
+    ...     model = describe_labels(folder + "/model", {"frying": "to fry something"})
+    ...     model.names[model.predict_topk(["fry it"], k=1)[0][0, 0]]
+    'frying'
+    """
+    found = described_labels(label_texts)
+    with _opened_edit(path) as edit:
+        vocabulary, transform = vocabulary_of(edit.model), edit.model.transform
+        held = set(compress(edit.names or (), edit.model.label_counts))
+        new = {label: text for label, text in found.items() if label not in held}
+        vectors = matches(vocabulary, transform.idf, list(new.values()))
+        known = np.diff(vectors.indptr) > 0
+        if not known.any():
+            raise DataError("no label is new and has a text with words that the model knows")
+        names = list(compress(new, known))
+        labels = edit.labels_of(sp.eye_array(len(names), format="csr"), names, grow=True)
+        ones = np.ones(len(names), np.int64)
+        bias = float(edit.model.manifest.transform["bias"])
+        weights = scaled(
+            vectors[np.flatnonzero(known)], ones, np.full(len(names), ALONE), ones > 0, bias
+        )
+        n_columns = transform.n_columns
+        blocks = [(labels, moved_bias(weights, n_columns))]
+        shards = pack(blocks, n_columns, edit.model.precision)
+        edit.commit(
+            "described", labels, ones, shards, {}, texts=list(compress(new.values(), known))
+        )
     return open_model(path, check=False)
 
 
@@ -247,6 +315,7 @@ class _Edit:
                 f"{directory}: labels of a multiclass model cannot be edited; retrain it"
             )
         self.names = None if self.model.names is None else list(self.model.names)
+        self.table = self.model.parts.labels
 
     def rows_that_count(self, data: TrainingData, threads: int | None) -> TrainingData:
         """Return the rows of positive weight; labels that only other rows have are not trained."""
@@ -336,10 +405,12 @@ class _Edit:
         shards: Iterable[Shard],
         facts: dict[str, Any],
         stats: BlockStats | None = None,
+        texts: Sequence[str] | None = None,
     ) -> None:
         """Replace the weights of some labels with new shards, and record this in the history.
 
-        `counts` are the numbers of training rows of the labels; empty if labels are removed.
+        `counts` are the numbers of training rows of the labels; empty if labels are removed. With
+        `texts`, these are all that is known of the labels.
         """
         model, manifest = self.model, self.model.manifest
         n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))
@@ -347,11 +418,13 @@ class _Edit:
         all_counts[: model.n_labels] = model.label_counts
         all_counts[labels] = counts if len(counts) else 0
         receipts = list(self._write(self._kept(labels), shards))
-        parts = Parts(
-            LabelTable(all_counts, self.names, model.transform.idf),
-            model.vocabulary,
-            model.calibration and _calibrated(model.calibration, all_counts, labels),
-        )
+        calibration = model.calibration and _calibrated(model.calibration, all_counts, labels)
+        curve = model.params.get("label_texts_curve")
+        if calibration and texts is not None and curve:
+            calibration = calibration.with_curve(labels, *curve)
+        table = self.table.with_texts(n_labels, labels, texts)
+        table = replace(table, counts=all_counts, names=self.names, idf=model.transform.idf)
+        parts = Parts(table, model.vocabulary, calibration)
         entry = history_entry(action, labels=len(labels), numbers=format_ranges(labels), **facts)
         history = (*manifest.history, entry)
         named = write_parts(self.directory, parts, len(history), keep=manifest.parts)

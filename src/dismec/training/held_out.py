@@ -22,6 +22,7 @@ from dismec.training import resume
 from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
 from dismec.training.job import Job
+from dismec.training.label_texts import choose_text_weight, with_described_curve
 from dismec.training.params import DELTAS, LOOSE, plain, share_of
 from dismec.training.split import Validation, only_labels, sample_mask, sampled
 
@@ -29,7 +30,7 @@ DEPTHS = (1, 3, 5)
 TOLERANCE = 0.1  # points of P@k
 _ENOUGH_ROWS, _FEWEST_ROWS = 1000, 100
 _SLACK = 1e-9  # points that rounding may add to a loss
-_STAGE = "trial"
+_STAGE, _UNDESCRIBED = "trial", "trial-undescribed"
 
 
 class Trial(NamedTuple):
@@ -68,9 +69,15 @@ class Trial(NamedTuple):
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
             params = plain(job.params, LOOSE)
         model = store.train(_STAGE, job.stage(_STAGE, data, params), part)
+        if job.matches is not None:
+            others = job.stage(_UNDESCRIBED, data.undescribed, params)
+            plain_model = store.train(_UNDESCRIBED, others, None)
+            compared = plain_model, model, judge, _share(job), store.threads
+            job, model = choose_text_weight(job, *compared)
         learned = _learned(job, model, judge, store.threads)
         store.record(learned)
-        store.drop(_STAGE)
+        for name in (_STAGE, _UNDESCRIBED):
+            store.drop(name)
         return learned
 
 
@@ -98,7 +105,9 @@ def _learned(job: Job, model: Model, judge: TrainingData, threads: int) -> Job:
             weights=judge.weights,
             threads=threads,
         )
-        job = job.with_calibration(curves.taken_from(job.problem.equal_labels.groups))
+        job = job.with_calibration(curves.taken_from(job.equal_labels.groups))
+        if job.matches is not None:
+            job = with_described_curve(job, model.label_counts > 0, judge, share)
     return job
 
 

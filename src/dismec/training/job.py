@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.cluster.remote_data import RemoteData
 from dismec.cpu import physical_memory
@@ -19,10 +20,11 @@ from dismec.data.names import check_names
 from dismec.data.training_file import TrainingData
 from dismec.data.weights import check_relevances
 from dismec.errors import DataError
+from dismec.features.label_texts import ALONE, matches, moved_bias, scaled
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.sidecar_files import LabelTable, Parts
-from dismec.solve.partition import by_frequency, cut, effort
+from dismec.solve.partition import EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Problem, ProblemFacts, SolverParams
 from dismec.training.params import TrainingParams, TrainOptions
 
@@ -56,6 +58,8 @@ class Job:
     manifest: Manifest
     costs: Costs | None = None  # factors for the losses of each label's rows
     refined_transform: RefinedTransform | None = None  # from rows to X, in a second stage
+    matches: sp.csr_array | None = None  # vectors of the labels' texts (`features.label_texts`)
+    text_weight: float | None = None  # of matches, for labels with training rows; None: not used
 
     @classmethod
     def prepare(
@@ -93,11 +97,15 @@ class Job:
         """Return the job for checked data."""
         params = options.params
         if transform is None:
-            transform = Transform.fit(data.X, **params.transform)
+            rows = data.undescribed.X if data.n_described else data.X
+            transform = Transform.fit(rows, **params.transform)
         problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
         problem.check_C(params.solver)
-        described = _describe(data, problem, options, transform)
-        return cls(data, problem, params, transform, *described, options.costs)
+        vectors = None
+        if options.label_texts is not None and options.vocabulary is not None:
+            vectors = matches(options.vocabulary, transform.idf, options.label_texts)
+        described = _describe(data, problem, options, transform, vectors)
+        return cls(data, problem, params, transform, *described, options.costs, matches=vectors)
 
     @classmethod
     def _of_remote(cls, data: TrainingData, options: TrainOptions) -> Job:
@@ -143,9 +151,23 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
+        if self.matches is not None:
+            params = replace(params, added=self.added(self.text_weight))
         if self.refined_transform is None:
             return params
         return replace(params, pruned_more=self.refined_transform.pruned_more(params.delta))
+
+    def added(self, weight: float | None) -> sp.csr_array:
+        """Return what the texts of labels add to their weights, given the weight of matches.
+
+        With None, only labels without training rows, which have no other weights, get any.
+        """
+        assert self.matches is not None
+        table, vectors = self.parts.labels, self.matches
+        assert table.described is not None
+        weights = np.where(table.described, ALONE, weight or 0.0)
+        found = scaled(vectors, table.counts, weights, table.described, self.transform.bias)
+        return moved_bias(found, self.problem.n_columns)
 
     def with_facts(self, **facts: Any) -> Job:
         """Return the job with these entries added to the parameters in its manifest."""
@@ -161,6 +183,18 @@ class Job:
         problem = Problem(data.X, data.Y, transform, data.weights, self.costs, data.pairs)
         manifest = replace(job.with_facts(sqrt=True).manifest, transform=transform.to_dict())
         return replace(job, params=params, transform=transform, problem=problem, manifest=manifest)
+
+    def with_text_weight(self, effect: dict[str, Any]) -> Job:
+        """Return the job that uses the texts of labels as their effect says."""
+        job = replace(self.with_facts(label_texts_effect=effect), text_weight=effect["weight"])
+        if effect["weight"] is not None or not self.data.n_described:
+            return job
+        data = self.data.undescribed
+        problem = Problem(data.X, data.Y, self.transform, data.weights, self.costs, data.pairs)
+        table = self.parts.labels
+        counts = np.maximum(problem.label_counts, np.asarray(table.described, np.int64))
+        parts = replace(self.parts, labels=replace(table, counts=counts))
+        return replace(job, data=data, problem=problem, parts=parts)
 
     def with_C(self, C: float, positive_weight: float, table: Any) -> Job:
         """Return the job with a chosen C and weight, recording the table of what was tried."""
@@ -184,32 +218,54 @@ class Job:
         passes over the data, and no slow label is left for the end.
         """
         labels = np.flatnonzero(~held)
-        equal = self.problem.equal_labels.among(labels)
+        equal = self.equal_labels.among(labels)
         counts = self.problem.label_counts[labels]
         order, work = by_frequency(equal.groups, counts), effort(equal, counts)
         cuts = cut(order, self.params.block_size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
     @property
+    def equal_labels(self) -> EqualLabels:
+        """Labels with the same weights."""
+        described = self.parts.labels.described
+        equal = self.problem.equal_labels
+        return equal if described is None else equal.apart(described)
+
+    @property
     def work(self) -> npt.NDArray[np.int64]:
         """The `effort` of each label."""
-        return effort(self.problem.equal_labels, self.problem.label_counts)
+        return effort(self.equal_labels, self.problem.label_counts)
 
 
 def _describe(
-    data: TrainingData, problem: Problem | ProblemFacts, options: TrainOptions, transform: Transform
+    data: TrainingData,
+    problem: Problem | ProblemFacts,
+    options: TrainOptions,
+    transform: Transform,
+    vectors: sp.csr_array | None = None,
 ) -> tuple[Parts, Manifest]:
     """Return the parts of the model other than its weights, and its manifest."""
     vocabulary = options.vocabulary
     params = {k: v for k, v in asdict(options.params).items() if k not in _CHOOSING_C}
     if not transform.dense:
         del params["dense_scale"]
-    terms = {"terms_table": list(options.terms_table)} if options.terms_table else {}
+    found: dict[str, Any] = {}
+    if options.terms_table:
+        found["terms_table"] = list(options.terms_table)
+    table = LabelTable(
+        problem.label_counts, None if data.names is None else list(data.names), transform.idf
+    )
+    if vectors is not None:
+        described = (table.counts == 0) & (np.diff(vectors.indptr) > 0)
+        counts, texts = table.counts + described, options.label_texts
+        table = replace(table, counts=counts, texts=texts, described=described)
+        digest = hashlib.sha256("\0".join(texts or ()).encode()).hexdigest()[:16]
+        found["label_texts"] = {"data": digest, "without_rows": int(described.sum())}
     manifest = Manifest(
         n_rows=problem.n_rows,
         n_features=problem.n_features,
         n_labels=problem.n_labels,
-        params=params | _weights_in_manifest(data) | terms,
+        params=params | _weights_in_manifest(data) | found,
         transform=transform.to_dict(),
         data=data.fingerprint,
         dismec=version("dismec"),
@@ -217,8 +273,7 @@ def _describe(
         columns=dict(options.columns) if options.columns else None,
         examples=options.examples,
     )
-    names = None if data.names is None else list(data.names)
-    return Parts(LabelTable(problem.label_counts, names, transform.idf), vocabulary), manifest
+    return Parts(table, vocabulary), manifest
 
 
 def _weights_in_manifest(data: TrainingData) -> dict[str, Any]:

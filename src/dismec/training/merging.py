@@ -179,7 +179,13 @@ def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
         numbers[labels] = offset + np.arange(len(labels))
         shards += [renumbered(shard, numbers) for shard in model.shards]
     calibration = _joined_curves([part.calibration for part in pieces])
-    parts = Parts(LabelTable(counts, names, first.transform.idf), first.vocabulary, calibration)
+    tables = [part.labels for part in pieces]
+    texts = described = None
+    if any(table.texts is not None for table in tables):
+        texts = list(chain.from_iterable(t.texts or [""] * len(t.counts) for t in tables))
+        described = np.concatenate([table.only_described for table in tables])
+    table = LabelTable(counts, names, first.transform.idf, texts, described)
+    parts = Parts(table, first.vocabulary, calibration)
     manifest = _manifest([m.manifest for m in models], offsets, calibration is not None)
     return Model.from_shards(manifest, first.transform, parts, shards)
 

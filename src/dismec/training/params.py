@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -251,6 +251,7 @@ class TrainOptions:
     validation: tuple[Any, Any] | None = None
     costs: Costs | None = None  # factors for the losses of each label's rows
     vocabulary: Vocabulary | None = None
+    label_texts: Sequence[str] | None = None  # a text that describes each label, or ""
     columns: Mapping[str, str] | None = None  # of text files, for later commands to use
     examples: tuple[str, ...] = ()  # texts stored in the model
     terms_table: tuple[Mapping[str, Any], ...] = ()  # how the terms of texts were chosen

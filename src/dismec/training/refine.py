@@ -41,8 +41,9 @@ from dismec.training.calibrate import fit_calibration
 from dismec.training.choose_c import difference_margin
 from dismec.training.execute import Store
 from dismec.training.job import Job
+from dismec.training.label_texts import with_described_curve, with_label_texts
 from dismec.training.params import LOOSE, Progress, TrainingParams, plain, share_of
-from dismec.training.split import held_out, only_columns, only_known, sampled
+from dismec.training.split import held_out, only_columns, only_known, only_labels, sampled
 
 _log = logging.getLogger("dismec")
 
@@ -73,7 +74,7 @@ class Refining:
             )
         if not job.params.calibrate:
             return job
-        return job.with_facts(calibrated={"rows": len(held_out(n_rows))})
+        return job.with_facts(calibrated={"rows": len(_held_out(job))})
 
     def run(self, job: Job, store: Store) -> Job:
         """Return the job of the second stage, or of the plain model if refining does not help."""
@@ -108,8 +109,10 @@ class _Steps:
         trial = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
         job = self.job.with_facts(refine_effect=trial.effect)
         if trial.calibration is not None:
-            groups = job.problem.equal_labels.groups
+            groups = job.equal_labels.groups
             job = job.with_calibration(trial.calibration.taken_from(groups))
+            if job.matches is not None:
+                job = self._with_described_curve(job)
         if not trial.helps:
             _log.warning(
                 "refining does not help on this data (%s): training the plain model",
@@ -121,6 +124,14 @@ class _Steps:
         first = self._train_first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
         store.progress = share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
         return self._second(job, self._wide(likely), first)
+
+    def _with_described_curve(self, job: Job) -> Job:
+        """Return the job with the calibration of labels that have only a text."""
+        Y, share = sampled(job.data.Y, self.job.parts.labels.counts, _EVERY)
+        held = job.data.at(_held_out(job))
+        judge = replace(held, Y=only_labels(held.Y, Y))
+        occurring = np.bincount(Y.indices, minlength=Y.shape[1]) > 0
+        return with_described_curve(job, occurring, judge, share)
 
     def _informing_Y(self) -> Any:
         """Return Y with only the labels used as features."""
@@ -136,7 +147,7 @@ class _Steps:
         n_rows, k = self.job.problem.n_rows, self.refinement.labels
         fold = np.random.default_rng(0).permutation(n_rows) % _FOLDS
         seen = np.ones(n_rows, bool)
-        seen[held_out(n_rows)] = False
+        seen[_held_out(self.job)] = False
         labels, scores = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
         for number in range(_FOLDS):
             rows, others = np.flatnonzero(fold == number), np.flatnonzero((fold != number) & seen)
@@ -229,7 +240,7 @@ class _Steps:
         """Train some labels without and with likely labels, and evaluate both on held-out rows."""
         job, threads = self.job, self.store.threads
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
-        held = held_out(job.problem.n_rows)
+        held = _held_out(job)
         others = np.delete(np.arange(job.problem.n_rows), held)
         Y, share = sampled(job.data.Y, counts, _EVERY)
         data = replace(job.data, Y=Y)
@@ -257,6 +268,8 @@ class _Steps:
             model = self.store.train(name, trial, part)
             del trial
             new = rows_of(name, held)
+            if job.matches is not None:
+                model = with_label_texts(model, job, job.text_weight)
             if job.params.calibrate:
                 curves[name] = fit_calibration(
                     model,
@@ -346,6 +359,11 @@ def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
     will (``docs/contributing/decisions/accuracy.md``).
     """
     return bool(results["wide"][-1] - results["plain"][-1] > -results["margin"][0] / 2)
+
+
+def _held_out(job: Job) -> npt.NDArray[np.int64]:
+    """Return the rows of the trial."""
+    return held_out(job.problem.n_rows - job.data.n_described)
 
 
 def _link_shards(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:

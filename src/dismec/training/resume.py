@@ -43,6 +43,8 @@ _NOT_COMPARED = (
     "delta_effect",
     "refine_effect",
     "sqrt_effect",
+    "label_texts_effect",
+    "label_texts_curve",
     "block_size",
 )  # results, and settings that do not change the model
 _CHOSEN = ("C", "delta")
@@ -167,6 +169,13 @@ def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
                 f"the unfinished model's delta, {delta!r}, is not one of the candidates"
             )
         job = job.with_delta(float(delta), earlier.params.get("delta_effect"))
+    if job.matches is not None:
+        effect = earlier.params.get("label_texts_effect")
+        if not isinstance(effect, dict):
+            return None
+        job = job.with_text_weight(effect)
+        if curve := earlier.params.get("label_texts_curve"):
+            job = job.with_facts(label_texts_curve=curve)
     # Refining learns its own probabilities.
     return job if job.params.refine else known_calibration(directory, job, earlier)
 

@@ -50,7 +50,7 @@ class Validation(NamedTuple):
     ) -> Validation:
         """Return the given rows, checked, or hold out a tenth of the job's own."""
         if given is None:
-            return cls(None, held_out(job.problem.n_rows))
+            return cls(None, held_out(job.problem.n_rows - job.data.n_described))
         with located("validation data", DataError):
             X = job.transform.take(given[0])
             Y = check_Y(matrix_of_labels(given[1], job.parts.labels.names), X.shape[0])
@@ -74,6 +74,7 @@ class Validation(NamedTuple):
             return replace(job.data, names=None, source=None), self.given
         others = np.delete(np.arange(job.problem.n_rows), self.rows)
         data, judge = job.data.at(others), job.data.at(self.rows)
+        data = replace(data, n_described=job.data.n_described)
         if job.parts.vocabulary:
             # Words of later texts that no training text has are not counted.
             judge = replace(judge, X=only_known(judge.X, data.X))

@@ -7,11 +7,12 @@ rows to a file in the model directory.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.data.weights import RowWeights, find_pairs, kept_rows, known_labels, pairs_at
 from dismec.errors import DataError
+from dismec.features.label_texts import LabelTextsLike, own_text
+from dismec.features.label_texts import label_texts as described_labels
 from dismec.features.text_rows import Log, learn, logged, weighted_rows
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.directory import data_file, make_directory
@@ -47,6 +50,7 @@ def texts_read(
     dense: Any = None,
     validation_dense: Any = None,
     dense_only: bool = False,
+    label_texts: LabelTextsLike | None = None,
     hashed: str | None = None,
 ) -> Iterator[tuple[TrainingData, TrainOptions]]:
     """Yield the rows of texts, and the options with what else was read.
@@ -69,6 +73,17 @@ def texts_read(
         names = _names_of(texts)
     else:
         vocabulary, names = learn(texts, text or TextParams(), threads=threads, log=log)
+    described: TextBatch | None = None
+    if label_texts is not None and label_texts is not False:
+        if vocabulary is None or dense is not None:
+            raise DataError("label_texts is not supported with dense features")
+        seen, given = set(names), described_labels(label_texts)
+        names = sorted(seen | given.keys())
+        own = [given.get(name) or own_text(name) for name in names]
+        options = replace(options, label_texts=own)
+        texts, described = _with_described(
+            texts, vocabulary, dict(zip(names, own, strict=True)), seen
+        )
     numbers = {name: number for number, name in enumerate(names)}
     options = replace(
         options,
@@ -87,7 +102,12 @@ def texts_read(
             n_rows = rows.Y.shape[0] if keep is None else len(keep)
             pairs = find_pairs(pair_weights, (n_rows, len(names)), names)
             pairs = pairs_at(pairs, None if keep is None else np.flatnonzero(keep))
-        return TrainingData(with_dense(rows.X, dense), rows.Y, found, pairs, names)
+        if pairs is not None:
+            cast(Any, pairs).resize(rows.Y.shape)
+        n_described = len(described.texts) if described else 0
+        return TrainingData(
+            with_dense(rows.X, dense), rows.Y, found, pairs, names, n_described=n_described
+        )
 
     if directory is None or vocabulary is None:
         yield completed(*weighted_rows(texts, vocabulary, numbers, threads=threads)), options
@@ -105,6 +125,25 @@ def texts_read(
     finally:
         begun.unlink(missing_ok=True)
         file.unlink(missing_ok=True)
+
+
+def _with_described(
+    texts: Texts, vocabulary: Vocabulary, of_labels: Mapping[str, str], seen: Set[str]
+) -> tuple[Texts, TextBatch]:
+    """Return the texts followed by those of the labels that they have, and the batch of these."""
+    names = [name for name in of_labels if name in seen]
+    known = np.diff(vocabulary.rows([of_labels[name] for name in names]).indptr) > 0
+    names = list(compress(names, known))
+    batch = TextBatch([of_labels[name] for name in names], [[name] for name in names], 0)
+
+    def read() -> Iterator[TextBatch]:
+        weights = None
+        for one in texts.read():
+            weights = one.weights
+            yield one
+        yield batch if weights is None else batch._replace(weights=[1.0] * len(names))
+
+    return replace(texts, read=read), batch
 
 
 def _write_rows(

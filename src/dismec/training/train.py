@@ -56,6 +56,7 @@ from dismec.training.split import Validation
 
 if TYPE_CHECKING:
     from dismec.data.text_format import TextFormat
+    from dismec.features.label_texts import LabelTextsLike
     from dismec.features.text_rows import Log
     from dismec.features.vocabulary import TextParams, Vocabulary
     from dismec.solve.costs import Costs
@@ -97,10 +98,11 @@ def _stages(job: Job, given: tuple[Any, Any] | None) -> list[Stage]:
     """Return the stages that the parameters need, in order."""
     params = job.params
     stages: list[Stage] = []
-    if params.chooses_C or params.holds_out:
+    tries = params.holds_out or job.matches is not None
+    if params.chooses_C or tries:
         validation = Validation.prepare(job, given)
         stages += [ChoiceOfC(validation)] if params.chooses_C else []
-        stages += [Trial(validation)] if params.holds_out else []
+        stages += [Trial(validation)] if tries else []
     elif given is not None and params.refine:
         raise DataError(
             "validation data is not supported with refine, which holds out training rows"
@@ -273,23 +275,28 @@ def fit(
     cluster: Any = None,
     vocabulary: Vocabulary | None = None,
     terms_table: tuple[Mapping[str, Any], ...] = (),
+    label_texts: Sequence[str] | None = None,
+    n_described: int = 0,
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
-    `costs` are factors of the losses of each label's positive and negative rows. On a cluster, the
-    model is trained in a temporary directory and memory-mapped from there.
+    `costs` are factors of the losses of each label's positive and negative rows. The last
+    `n_described` rows are among the `label_texts`. On a cluster, the model is trained in a
+    temporary directory and memory-mapped from there.
     """
     options = TrainOptions(
         params or TrainingParams(),
         validation=validation,
         costs=costs,
         vocabulary=vocabulary,
+        label_texts=label_texts,
         terms_table=terms_table,
         threads=threads,
         progress=progress,
         cluster=cluster,
     )
-    return train_on(TrainingData(X, Y, weights, pair_weights, names), options)
+    data = TrainingData(X, Y, weights, pair_weights, names, n_described=n_described)
+    return train_on(data, options)
 
 
 def train_text(
@@ -310,6 +317,7 @@ def train_text(
     examples: bool = False,
     dense: MatrixLike | None = None,
     validation_dense: MatrixLike | None = None,
+    label_texts: LabelTextsLike | None = None,
 ) -> Model:
     r"""Train a model on texts and write it to a directory.
 
@@ -345,6 +353,9 @@ def train_text(
     dense, validation_dense : array-like of shape (n_texts, width), default=None
         Dense features, such as embeddings, of the texts and of the `validation` texts
         (``docs/tutorial/embeddings.md``).
+    label_texts : dict of str to str, path or True, default=None
+        Texts that describe labels, by name, or a file of them (``docs/howto/label-texts.md``). True
+        stands for the labels' own names. Labels that no text has become part of the model, too.
 
     Returns
     -------
@@ -394,5 +405,6 @@ def train_text(
         examples=examples,
         dense=dense,
         validation_dense=validation_dense,
+        label_texts=label_texts,
     ) as (data, options):
         return train_on(data, options)

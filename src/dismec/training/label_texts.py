@@ -1,0 +1,97 @@
+"""Choose how much the texts of labels count: in training, and as matches with a text.
+
+A trial with the texts as training rows is compared with one without them, on held-out rows. In the
+former, multiples of the matches are added to the weights (`dismec.features.label_texts`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dismec.data.matrices import plus
+from dismec.data.training_file import TrainingData
+from dismec.features.label_texts import ALONE, moved_bias, scaled
+from dismec.measure.metrics import Truth
+from dismec.model.calibration import LEAST_SLOPE
+from dismec.model.model import Model
+from dismec.model.shards import pack
+from dismec.model.sidecar_files import LabelTable, Parts
+from dismec.training.calibrate import fit_calibration
+from dismec.training.choose_c import difference_margin
+from dismec.training.job import Job, Mask
+
+_SCORES = np.linspace(-1.0, -0.2, 9)  # of labels without rows, from no match to a good one
+WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
+_DEPTH = 5
+_LEAST_DEPTH = 2  # at a depth of 1, a sample of the labels prefers other weights than all do
+
+
+def with_label_texts(model: Model, job: Job, weight: float | None) -> Model:
+    """Return the model of a stage with what texts add to the labels that it has."""
+    added = moved_bias(job.added(weight), model.transform.n_columns)
+    trained = np.repeat(model.label_counts > 0, np.diff(added.indptr))
+    added.data = np.where(trained, added.data, np.float32(0))
+    labels, weights = np.arange(model.n_labels), plus(model.weights, added)
+    blocks = [(labels, weights)]
+    shards = list(pack(blocks, model.transform.n_columns, model.precision, model.label_counts))
+    return Model.from_shards(model.manifest, model.transform, model.parts, shards)
+
+
+def choose_text_weight(
+    job: Job, plain: Model, described: Model, judge: TrainingData, share: float, threads: int
+) -> tuple[Job, Model]:
+    """Return the job with the weight that ranks held-out rows best, and the model of its trial.
+
+    `plain` and `described` are trained without and with the texts as rows. `share` is the share of
+    all labels that they have.
+    """
+    k = max(_LEAST_DEPTH, int(np.ceil(_DEPTH * share)))
+    metric = f"nDCG@{k}"
+
+    def judged(model: Model) -> dict[str, Any]:
+        top, _ = model.predict_topk(judge.X, k, rank="score", threads=threads)
+        truth = Truth.align(judge.Y, model.label_counts, job.problem.n_rows)
+        reached, attainable = truth.shares(top, [k])[metric]
+        quality = truth.metrics(top, [k], judge.weights)[metric]
+        return {"quality": quality, "reached": reached, "attainable": attainable}
+
+    before = judged(plain)
+    found = [(weight, with_label_texts(described, job, weight)) for weight in WEIGHTS]
+    results = [judged(model) for _, model in found]
+    best = max(range(len(found)), key=lambda place: results[place]["quality"])
+    gain = results[best]["quality"] - before["quality"]
+    margin = difference_margin(results[best], before, judge.weights)
+    effect = {"metric": metric, "gain": round(gain, 2), "margin": round(margin, 2)}
+    weight, model = found[best] if gain > margin / 2 else (None, plain)
+    return job.with_text_weight({"weight": weight, **effect}), model
+
+
+def with_described_curve(job: Job, known: Mask, judge: TrainingData, share: float) -> Job:
+    """Return the job with a calibration that has a curve for labels without training rows.
+
+    It is fitted as if the `known` labels, which some rows of the trial have, had no rows: to scores
+    that are only matches.
+    """
+    calibration = job.parts.calibration
+    assert job.matches is not None
+    assert calibration is not None
+    weights = scaled(
+        job.matches, known.astype(np.int64), np.full(len(known), ALONE), known, job.transform.bias
+    )
+    kept = np.flatnonzero(known)
+    n_features = job.transform.n_columns
+    blocks = [(kept, moved_bias(weights, n_features)[kept])]
+    table = LabelTable(known.astype(np.int64))
+    matching = Model.from_shards(
+        job.manifest, job.transform, Parts(table), list(pack(blocks, n_features, "float32"))
+    )
+    truth = judge.Y[:, : job.problem.n_labels]
+    alone = fit_calibration(matching, judge.X, truth, share=share, weights=judge.weights)
+    label = np.full(len(_SCORES), kept[0])
+    z = calibration.logits(alone.probabilities(label, _SCORES))
+    slope, intercept = np.polyfit(_SCORES, z, 1).tolist()
+    curve = [max(slope, LEAST_SLOPE), intercept]
+    found = calibration.with_curve(job.parts.labels.described, *curve)
+    return job.with_facts(label_texts_curve=curve).with_calibration(found)
