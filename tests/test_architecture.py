@@ -313,6 +313,7 @@ def test_public_names_are_exactly_these():
         "add_labels",
         "by_level",
         "describe_data",
+        "describe_labels",
         "evaluate",
         "generate",
         "highlights",

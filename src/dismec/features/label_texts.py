@@ -5,7 +5,7 @@ word of t, divided by their norm; forms of a word, such as its plural, count `_F
 A match is linear in x, so a multiple of m can be added to the weights of the label: its scores then
 grow with the match, and prediction does not change. The multiple is w·n^−`_DECLINE` for a label
 with n training rows, because what is learned from many rows needs less help.
-`dismec.training.label_texts` chooses w on held-out rows.
+`dismec.training.text_weight` chooses w on held-out rows.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from dismec.training import resume
 from dismec.training.calibrate import fit_calibration
 from dismec.training.execute import Store
 from dismec.training.job import Job
-from dismec.training.label_texts import choose_text_weight, with_described_curve
 from dismec.training.params import DELTAS, LOOSE, plain, share_of
 from dismec.training.split import Validation, only_labels, sample_mask, sampled
+from dismec.training.text_weight import choose_text_weight, with_described_curve
 
 DEPTHS = (1, 3, 5)
 TOLERANCE = 0.1  # points of P@k

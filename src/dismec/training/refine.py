@@ -41,9 +41,9 @@ from dismec.training.calibrate import fit_calibration
 from dismec.training.choose_c import difference_margin
 from dismec.training.execute import Store
 from dismec.training.job import Job
-from dismec.training.label_texts import with_described_curve, with_label_texts
 from dismec.training.params import LOOSE, Progress, TrainingParams, plain, share_of
 from dismec.training.split import held_out, only_columns, only_known, only_labels, sampled
+from dismec.training.text_weight import with_described_curve, with_label_texts
 
 _log = logging.getLogger("dismec")
 

@@ -13,13 +13,12 @@ import numpy as np
 from dismec.data.matrices import plus
 from dismec.data.training_file import TrainingData
 from dismec.features.label_texts import ALONE, moved_bias, scaled
-from dismec.measure.metrics import Truth
+from dismec.measure.metrics import Truth, paired_margin
 from dismec.model.calibration import LEAST_SLOPE
 from dismec.model.model import Model
 from dismec.model.shards import pack
 from dismec.model.sidecar_files import LabelTable, Parts
 from dismec.training.calibrate import fit_calibration
-from dismec.training.choose_c import difference_margin
 from dismec.training.job import Job, Mask
 
 _SCORES = np.linspace(-1.0, -0.2, 9)  # of labels without rows, from no match to a good one
@@ -62,7 +61,8 @@ def choose_text_weight(
     results = [judged(model) for _, model in found]
     best = max(range(len(found)), key=lambda place: results[place]["quality"])
     gain = results[best]["quality"] - before["quality"]
-    margin = difference_margin(results[best], before, judge.weights)
+    shares = results[best]["reached"] - before["reached"], before["attainable"]
+    margin = paired_margin(*shares, judge.weights)
     effect = {"metric": metric, "gain": round(gain, 2), "margin": round(margin, 2)}
     weight, model = found[best] if gain > margin / 2 else (None, plain)
     return job.with_text_weight({"weight": weight, **effect}), model
