@@ -25,17 +25,16 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
 from dismec.model.rankings import MICRO_F1
-from dismec.serve.contract import (
-    HIGHLIGHTED,
-    HIGHLIGHTED_BY_CHARACTERS,
-    HIGHLIGHTS,
-    Contract,
-    Limits,
-)
+from dismec.serve.contract import Contract, Limits
 from dismec.serve.label_filter import LabelFilter, ServedTree
 from dismec.serve.request_rows import parse, text_vocabulary
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
+
+# Also in schemas.json.
+_HIGHLIGHTS = 2000  # maximum number of highlighted pieces of a text: those with the largest weights
+_HIGHLIGHTED = 1_000_000  # maximum length of a highlighted text: a longer one takes seconds
+_HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms
 
 _log = logging.getLogger(__name__)
 
@@ -253,7 +252,7 @@ def _open_warm(path: Path) -> Model:
 def _most_marked(vocabulary: Vocabulary) -> int:
     """Return the maximum length of a text whose words are highlighted."""
     words_only = vocabulary.params.char_ngrams == (0, 0)
-    return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
+    return _HIGHLIGHTED if words_only else _HIGHLIGHTED_BY_CHARACTERS
 
 
 def _threshold(model: Model) -> dict[str, Any]:
@@ -300,7 +299,7 @@ def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[in
     for number, word in enumerate(words):
         places[word] += 1
         ranks.append((-abs(totals[word]) / places[word], number))
-    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:HIGHLIGHTS])]
+    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:_HIGHLIGHTS])]
 
 
 def _json_bytes(answer: Any) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dismec.data.counts import counted
 from dismec.model.model import Model
-from dismec.serve.contract import Contract, Schema, ref
+from dismec.serve.contract import STATED, Contract, Schema, ref
 
 _QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}
 
@@ -16,14 +16,20 @@ def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
     components: dict[str, Any] = {"schemas": contract.schemas}
     if guarded:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    paths: dict[str, Any] = {}
-    for path, method, summary, errors in _operations(contract, guarded):
-        answer = contract.answers[path]
+    model, paths = contract.model, {}
+    lacking = {"/reload": not guarded, "/tree": not contract.hierarchy}
+    lacking |= {"/example": model.vocabulary is None}
+    for path, stated in STATED["operations"].items():
+        if lacking.get(path):
+            continue
+        answer = stated["answer"]
         content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
         responses = {"200": {"description": "Done.", "content": content}}
-        for status, reason in sorted(errors.items()):
-            responses[status] = {"description": reason, "content": _json(ref("Error"))}
-        operation: dict[str, Any] = {"summary": summary, "responses": responses}
+        for status in stated["errors"]:
+            if (status != "401" or guarded) and (status != "422" or model.vocabulary is not None):
+                reason = {"description": STATED["errors"][status], "content": _json(ref("Error"))}
+                responses[status] = reason
+        operation: dict[str, Any] = {"summary": stated["summary"], "responses": responses}
         if path in contract.bodies:
             content = _json(contract.bodies[path])
             content["application/json"]["examples"] = _examples(path, contract)
@@ -35,8 +41,7 @@ def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
             ]
         if guarded and not path.startswith("/health"):
             operation["security"] = [{"token": []}]
-        paths[path] = {method: operation}
-    model = contract.model
+        paths[path] = {stated["method"]: operation}
     about = f"Predict the best of {model.n_labels:,} labels for {_rows_in_words(model)}."
     return {
         "openapi": "3.1.0",
@@ -55,47 +60,6 @@ def _rows_in_words(model: Model) -> str:
     if model.n_dense:
         parts.append(counted(model.n_dense, "dense feature"))
     return " with ".join(parts)
-
-
-def _operations(contract: Contract, guarded: bool) -> list[tuple[str, str, str, dict[str, str]]]:
-    """Return path, method, summary and possible errors of all requests for this model."""
-    limits, model = contract.limits, contract.model
-    unready = {"503": "Predictions are not available now; the answer has the reason."}
-    busy = {"503": "Predictions are not available, or the queue is full: see Retry-After."}
-    locked = {"401": "The token is missing or wrong."} if guarded else {}
-    too_large = f"The body has more than {limits.body} bytes"
-    refused = {
-        "400": "The request is malformed.",
-        "408": "The body did not arrive in time.",
-        "413": f"{too_large}, or the texts more than {limits.characters} characters."
-        if model.vocabulary is not None
-        else f"{too_large}.",
-        **busy,
-        **locked,
-    }
-    if model.vocabulary is not None:
-        refused["422"] = 'The model takes texts, but the request has features without "numeric".'
-    a_text = "Get a stored training text, or one made of words that raise some scores."
-    found = [("/predict", "post", "Predict the best labels for one or many rows.", refused)]
-    what = "Explain the score and the rank of a label."
-    found.append(("/explain", "post", what, refused))
-    searched = {"400": refused["400"], **busy, **locked}
-    found.append(("/labels", "get", "Search labels by part of their names.", searched))
-    if model.vocabulary is not None:
-        found.append(("/example", "get", a_text, busy | locked))
-    if contract.hierarchy:
-        found.append(("/tree", "get", "Browse or search the hierarchy of labels.", searched))
-    found += [
-        ("/model", "get", "Describe the served model.", locked),
-        ("/metrics", "get", "Get metrics in Prometheus text format.", locked),
-        ("/health", "get", "Same as /health/ready.", unready),
-        ("/health/live", "get", "Check that the server process is running.", {}),
-        ("/health/ready", "get", "Check that predictions are possible now.", unready),
-    ]
-    if guarded:
-        failed = {"500": "The model could not be opened; the old one is still served.", **locked}
-        found.append(("/reload", "post", "Reload the model directory.", failed))
-    return found
 
 
 def _json(schema: Schema) -> Schema:
