@@ -20,8 +20,11 @@ PARALLEL = -n $$(( 2 * $$(nproc 2>/dev/null || echo 2) )) --maxprocesses 8 --dis
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
-	@echo "== Generating data, training and predicting"
-	$(BIN)/dismec demo
+	@echo "== Generating data, training, evaluating and predicting, in build/demo"
+	$(BIN)/dismec generate -o build/demo --overwrite
+	$(BIN)/dismec train build/demo/train.txt -o build/demo/model --overwrite
+	$(BIN)/dismec evaluate build/demo/model build/demo/test.txt
+	$(BIN)/dismec predict build/demo/model build/demo/test.txt -k 3 | head -n 5
 
 test: .venv/tools
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow"

@@ -140,18 +140,6 @@ def test_generate_and_train_on_it(tmp_path):
     assert json.loads(ok("evaluate", tmp_path / "model", tmp_path / "a/test.txt", "--json"))["rows"]
 
 
-def test_demo_of_a_handful_of_rows(tmp_path):
-    printed = ok("demo", "--rows", "10", "--labels", "1", "-o", tmp_path)
-    assert "-1:" not in printed
-
-
-def test_demo_ends_with_metrics_and_examples(tmp_path):
-    printed = ok("demo", "--rows", "500", "--labels", "30", "-o", tmp_path)
-    assert "nDCG" in printed
-    assert "true labels" in printed
-    assert (tmp_path / "model" / "manifest.json").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

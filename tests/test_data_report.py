@@ -424,17 +424,6 @@ def test_generate_never_overwrites_data_unasked(tmp_path, options):
     assert (facts["rows"], facts["test_rows"]) == (20, 4)
 
 
-def test_demo_reports_json_and_never_overwrites_unasked(tmp_path):
-    command = ["demo", "--rows", 50, "--labels", 5, "-o", tmp_path]
-    facts = json.loads(invoke(*command, "--json").stdout)
-    assert facts["model"] == str(tmp_path / "model")
-    assert facts["metrics"]["rows"] == 10
-    result = invoke(*command)
-    assert result.exit_code == 2
-    assert "train.txt exists: choose another file, or use --overwrite" in result.stderr
-    assert invoke(*command, "--overwrite").exit_code == 0
-
-
 def test_convert_reports_json_and_says_when_names_are_lost(tmp_path):
     X, Y = random_problem(rows=20, labels=3)
     save_data(Dataset(X, Y, ["a", "b", "c"]), tmp_path / "data.xmc")

@@ -114,7 +114,7 @@ for _group in (
     (derive.prune, derive.subset, derive.merge),
     (comparing.compare,),
     (prediction.predict, prediction.evaluate, prediction.explain, serving.serve),
-    (data.inspect, data.convert, data.generate, data.demo),
+    (data.inspect, data.convert, data.generate),
 ):
     for _command in _group:
         main.add_command(_command)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +16,7 @@ from dismec.cli.console import (
     print_pairs,
     print_paragraphs,
     print_table,
-    print_trained,
     print_unknown,
-    shown_progress,
 )
 from dismec.cli.label_options import hierarchy_option, tree_of_test
 from dismec.cli.options import (
@@ -37,11 +31,8 @@ from dismec.cli.options import (
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:
-    from dismec.data.dataset import Dataset
-    from dismec.model.model import Model
     from dismec.report.sections import Section
 
-_BARS = "▁▂▃▄▅▆▇█"
 _LISTED = 10  # entries of a table; pages and JSON have more
 
 _overwrite_option = click.option(
@@ -186,14 +177,6 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
         worth = ["", "Check before training:", *(f"- {line}" for line in anomalies)]
         print_paragraphs([*sections.summarize_data(facts), *(worth if anomalies else []), ""])
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
-    for key in ("features of a row", "characters of a text"):
-        if facts.get(key, {}).get("rows"):
-            low, high = facts[key]["edges"][0], facts[key]["edges"][-1] - 1
-            lines[key] = f"{_bars(facts[key]['rows'])}  {low:,} to {high:,}"
-    for when in ("before", "after"):
-        counts = facts.get("weight counts", {}).get(when)
-        if counts is not None:
-            lines[f"weights {when} pruning"] = f"{_bars(_logs(_coarse(counts)))}  −…0…+, log scales"
     print_pairs(lines)
     if "all labels" in facts:
         for section in sections.label_sections(facts):
@@ -223,8 +206,7 @@ def _print_section(section: Section, left: int = 1) -> None:
 def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
     if not found["ranks"]:
         return {}
-    rows = found["rows"][:: max(1, len(found["rows"]) // 30)]
-    lines = {"rows of labels by rank": f"{_bars(_logs(rows))}  log scales"}
+    lines = {}
     if found["beta"] is not None:
         last = found["fitted ranks"][1]
         r2 = "" if found["R2"] is None else f", R² {found['R2']:.3f} on log axes"
@@ -233,26 +215,6 @@ def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
         unit = "row" if most == "1" else "rows"
         lines[f"labels with at most {most} {unit}"] = f"{100 * share:.1f} %"
     return lines
-
-
-def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
-    """Merge bins of weights, `size` at a time on either side of the middle bin."""
-    middle = len(counts) // 2
-    below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
-    low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
-    return [*low[::-1], counts[middle], *high]
-
-
-def _logs(counts: Sequence[float]) -> list[float]:
-    return [math.log(count) + 1 if count else 0 for count in counts]
-
-
-def _bars(heights: Sequence[float]) -> str:
-    """Return a bar per number; blank for 0."""
-    most = max(heights, default=0) or 1
-    return "".join(
-        _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights
-    )
 
 
 @click.command()
@@ -364,73 +326,3 @@ def generate(
     if as_json:
         files = {name: str(path) for name, path in zip(("train", "test"), paths, strict=True)}
         click.echo(json.dumps(files | shape | {"test_rows": shape["rows"] // 5}, indent=1))
-
-
-@click.command()
-@_size_option("--rows", 10_000, "Number of training rows.", least=10)
-@_size_option("--labels", 1_000, "Number of labels.")
-@_size_option("--seed", 0, "Seed of the random numbers.", least=0)
-@click.option(
-    "-o",
-    "--output",
-    "keep",
-    type=PATH,
-    help="Keep data and model in this directory [default: discard them].",
-)
-@_overwrite_option
-@threads_option
-@json_option
-def demo(
-    rows: int,
-    labels: int,
-    seed: int,
-    keep: Path | None,
-    overwrite: bool,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    """Generate data, train, evaluate and predict a few rows."""
-    from dismec.data.dataset import load_data
-    from dismec.data.synthetic import generate as make
-    from dismec.data.synthetic import write
-    from dismec.training.train import train as run
-
-    if keep is not None:
-        outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")
-        check_new_files(*outputs, overwrite=overwrite, makes_folder=True)
-    say = print_message if as_json else click.echo
-    with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
-        directory = keep or Path(scratch)
-        path = directory / "model"
-        say(f"Generating {counted(rows, 'row')} with {counted(labels, 'label')} …")
-        write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
-        data = load_data(directory / "train.txt", threads=threads)
-        test = load_data(directory / "test.txt", threads=threads)
-        say(f"Training one classifier for each of {counted(data.Y.shape[1], 'label')} …")
-        begin = time.perf_counter()
-        with shown_progress(not sys.stderr.isatty(), "training") as progress:
-            model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)
-        seconds = time.perf_counter() - begin
-        print_trained(model, path, seconds)
-        found = model.evaluate(test.X, test.Y, threads=threads)
-        if as_json:
-            made = {"model": str(path) if keep else None, "seconds": round(seconds, 3)}
-            shape = {"rows": rows, "labels": labels}
-            click.echo(json.dumps(made | shape | {"metrics": found}, indent=1))
-        else:
-            print_metrics(found, (1, 3, 5))
-            _print_examples(model, test)
-
-
-def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
-    top, scores = model.predict_topk(test.X[:n_rows], k=3)
-    rows = []
-    for i in range(len(top)):
-        truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
-        predicted = "  ".join(
-            f"{label}:{score:.2f}{' ✓' if label in truth else ''}"
-            for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
-            if label >= 0
-        )
-        rows.append([str(i), " ".join(map(str, sorted(truth))), predicted])
-    print_table(["row", "true labels", "predicted label:score (✓ true)"], rows, left=3)

@@ -21,12 +21,10 @@ from dismec.cli.options import (
     PATH,
     Reading,
     added,
-    check_plot,
     data_options,
     json_option,
     parse_ks,
     parse_numbers,
-    plot_option,
     quiet_option,
     threads_option,
 )
@@ -46,7 +44,7 @@ _output_options = added(
 @click.command()
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Directory for the new model.")
-@click.option("--overwrite", is_flag=True, help="Overwrite an existing model or plot.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing model.")
 @json_option
 @quiet_option
 @click.option(
@@ -68,7 +66,6 @@ _output_options = added(
     help="Write no model; print accuracy on DATA, size and speed for values of delta.",
 )
 @click.option("-k", "ks", default="1,3,5", callback=parse_ks, help="Values of k for --curve.")
-@plot_option
 @data_options(model=True)
 @threads_option
 def prune(
@@ -78,7 +75,6 @@ def prune(
     precision: str | None,
     curve: Path | None,
     ks: tuple[int, ...],
-    plot: Path | None,
     reading: Reading,
     threads: int | None,
     overwrite: bool,
@@ -95,8 +91,7 @@ def prune(
     if (curve is None) == (output is None):
         raise click.UsageError("pass -o for a smaller model, or --curve to compare values of delta")
     if curve is not None:
-        check_plot(plot, overwrite)
-        _print_curve(model, curve, deltas, ks, plot, reading, threads, as_json)
+        _print_curve(model, curve, deltas, ks, reading, threads, as_json)
         return
     if deltas is not None and len(deltas) > 1:
         raise click.UsageError("--delta takes several values only with --curve")
@@ -114,7 +109,6 @@ def _print_curve(
     data: Path,
     deltas: tuple[float, ...] | None,
     ks: tuple[int, ...],
-    plot: Path | None,
     reading: Reading,
     threads: int | None,
     as_json: bool,
@@ -125,10 +119,6 @@ def _print_curve(
     model = open_model(path)
     X, Y, _ = reading.rows_of(model, reading.look(data), threads)
     table = pruning_curve(model, X, Y, deltas, ks=ks, threads=threads)
-    if plot:
-        from dismec.report.figures import draw_sweep
-
-        draw_sweep(table, plot)
     if as_json:
         click.echo(json.dumps(table))
         return

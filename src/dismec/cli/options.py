@@ -391,20 +391,6 @@ def parse_numbers(
         raise click.BadParameter(f"{value!r} is not a list of numbers such as 0.3,1,3") from None
 
 
-plot_option = click.option(
-    "--plot", type=PATH, help="Save a plot (.svg, .png or .pdf); needs dismec[plots]."
-)
-
-
-def check_plot(plot: Path | None, overwrite: bool) -> None:
-    """Raise an error if a plot cannot be drawn to a file, before hours of work."""
-    check_new_files(plot, overwrite=overwrite)
-    if plot is not None:
-        from dismec.report.figures import check_plot
-
-        check_plot(plot)
-
-
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
     """Parse comma-separated numbers, in order."""
     try:

@@ -165,23 +165,6 @@ def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float 
     return -float(slope), float(np.exp(intercept)), r2
 
 
-def histogram(values: npt.ArrayLike, bins: int = 40) -> dict[str, list[int]]:
-    """Count integers in bins of equal width: "edges" has one entry more than "rows".
-
-    The last bin starts at or below the 99.5th percentile and includes everything above, so a few
-    very large values do not squeeze the others into one bin.
-    """
-    numbers = np.asarray(values, dtype=np.int64)
-    if numbers.size == 0:
-        return {"edges": [], "rows": []}
-    low, high = int(numbers.min()), int(np.quantile(numbers, 0.995, method="higher"))
-    width = max(1, -(-(high - low + 1) // bins))
-    edges = np.arange(low, high + width + 1, width)
-    place = np.minimum((numbers - low) // width, len(edges) - 2)
-    edges[-1] = max(int(edges[-1]), int(numbers.max()) + 1)
-    return {"edges": edges.tolist(), "rows": np.bincount(place, minlength=len(edges) - 1).tolist()}
-
-
 def precision_of_guesses(
     truth: Truth, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, dict[str, float]]:

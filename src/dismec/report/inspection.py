@@ -73,11 +73,6 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     yield section_of(_frequencies(facts["label frequencies"], "Label frequencies"))
     if "all labels" in facts:
         yield "<h2>All labels</h2>" + label_table(facts["all labels"], "labels.csv")
-    for key, what in (("features of a row", "features"), ("characters of a text", "characters")):
-        if facts.get(key, {}).get("rows"):
-            drawing = partial(figures.draw_histogram, facts[key], f"{what} per row")
-            text = f"Number of rows by number of {what}."
-            yield section_of(Section(key.capitalize(), text=text, draw=drawing))
     if facts.get("training"):
         lines = summarize_estimate(facts["training"])
         yield "<h2>Estimated cost of training</h2>" + paragraphs(lines)
