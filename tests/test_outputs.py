@@ -51,7 +51,6 @@ def refused(*arguments):
         ("compare DATA --test DATA -o new --html no/file.html", "no: no such directory"),
         ("compare DATA --test DATA -o new --html file.svg", "file.svg exists"),
         ("compare DATA --test DATA -o new --html foreign", "foreign is a directory"),
-        ("compare DATA --test DATA -o foreign", "such as 'notes.txt'"),
         ("compare DATA --test DATA -o file.svg", "file.svg is a file"),
         ("prune DATA -o model --delta 0.1", "model already holds a finished model"),
         ("prune DATA -o foreign --delta 0.1", "it contains 'notes.txt'"),

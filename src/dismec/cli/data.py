@@ -45,7 +45,7 @@ def _size_option(
 ) -> Callable[[F], F]:
     """Create the option of a number: an integer of at least `least`, unless it has a `kind`."""
     kind = kind or click.IntRange(min=least)
-    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+    return click.option(flag, type=kind, default=default, help=text)
 
 
 @click.command()
@@ -79,10 +79,6 @@ def inspect(
     --hierarchy: the tree of its labels, and how good it is at each level.
     """
     is_model = path.is_dir() or path.suffix.lower() == ".zip"
-    for target in (page, label_csv):
-        for source in (path, test, hierarchy):
-            if target and source and target.resolve().is_relative_to(source.resolve()):
-                raise click.UsageError(f"{target} would overwrite {source}: choose another file")
     for option, given in (("--test", test), ("--hierarchy", hierarchy)):
         if given is not None and path.exists() and not is_model:
             raise click.UsageError(f"{option} needs a model; {path} is not one")
@@ -97,7 +93,7 @@ def inspect(
         from dismec.report.figures import check_drawing
 
         check_drawing()
-    check_new_files(page, label_csv, overwrite=overwrite)
+    check_new_files(page, label_csv, overwrite=overwrite, sources=(path, test, hierarchy))
     if is_model:
         facts = _facts_of_model(path, test, hierarchy, reading, threads)
     else:

@@ -23,6 +23,7 @@ from dismec.cli.options import (
     added,
     data_options,
     json_option,
+    listed_labels,
     parse_ks,
     parse_numbers,
     quiet_option,
@@ -151,24 +152,21 @@ def subset(
     labels: tuple[str, ...],
     output: Path,
     listed: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
+    **how: bool,
 ) -> None:
     """Write a model with only some LABELS of MODEL.
 
     Labels are given by name or number. They keep their order and are numbered from 0. MODEL is not
     changed.
     """
-    from dismec.data.names import load_names
     from dismec.model.opening import open_model
 
-    wanted = [*labels, *filter(None, load_names(listed, blanks=True) if listed else ())]
+    wanted = listed_labels(labels, listed)
 
     def make() -> Model:
         return open_model(model, check=True).subset(wanted)
 
-    _write((model,), output, make, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    _write((model,), output, make, **how)
 
 
 @click.command()
@@ -188,9 +186,8 @@ def merge(
     validation: Path | None,
     reading: Reading,
     threads: int | None,
-    overwrite: bool,
-    as_json: bool,
     quiet: bool,
+    **how: bool,
 ) -> None:
     """Merge MODELS with different labels into one.
 
@@ -220,7 +217,7 @@ def merge(
                 )
         return merged
 
-    _write(models, output, make, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    _write(models, output, make, quiet=quiet, **how)
 
 
 def _write(

@@ -87,11 +87,6 @@ def load_data(
     Dataset
         The rows, their labels, and the names of the labels if the file has them.
 
-    Raises
-    ------
-    DataError
-        If there is no such file or it cannot be used: ``path:line: reason`` for text.
-
     Examples
     --------
     >>> import tempfile
@@ -184,13 +179,6 @@ def save_data(
         labels.
     labels : str or path-like, default=None
         The ``.npz`` file for Y. Needed if `path` is a ``.npz`` file.
-
-    Raises
-    ------
-    DataError
-        If the extension is unknown or the dataset cannot be used.
-    OSError
-        If the file cannot be written.
 
     Examples
     --------

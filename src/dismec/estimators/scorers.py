@@ -31,11 +31,6 @@ def label_scorer(metric: str = "P@1") -> _LabelScorer:
     callable
         ``scorer(estimator, X, y)``, between 0 and 1, higher is better. It can be pickled.
 
-    Raises
-    ------
-    DataError
-        If the metric is unknown.
-
     Examples
     --------
     >>> from sklearn.model_selection import GridSearchCV, KFold

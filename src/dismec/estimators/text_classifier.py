@@ -21,7 +21,7 @@ from dismec.data.training_file import TrainingData
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
-from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
@@ -176,17 +176,11 @@ class DiSMECTextClassifier(Estimator):
         -------
         DiSMECTextClassifier
             The fitted estimator.
-
-        Raises
-        ------
-        DataError
-            If the texts or labels are invalid.
         """
         target = Target.of(y, classes)
         texts, dense = _split_dense(X)
         rows = text_column(texts)
         _check_lengths(rows, target)
-        check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
             keep, weights = kept_rows(check_row_weights(sample_weight, len(rows), "sample_weight"))
@@ -330,22 +324,19 @@ class DiSMECTextClassifier(Estimator):
         return self.target_ == "classes" or self._label_type != "str"
 
     def _as_labels(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return labels by number, None for −1; only the names that are needed are decoded."""
+        """Return labels as passed to `fit`, None for −1; only names that are needed are decoded."""
         found, places = np.unique(numbers, return_inverse=True)
         names = self.model_.names or ()
         labels = np.empty(len(found), object)
-        labels[:] = [None if n < 0 else self._label(names[n]) for n in found.tolist()]
+        given = _TYPES.get(self._label_type, str)
+        labels[:] = [None if n < 0 else given(names[n]) for n in found.tolist()]
         return labels[places].reshape(numbers.shape)
 
     def _number_of(self, label: Any) -> int:
-        number = self.model_.find_name(str(label))
-        if number is None:
-            raise DataError(f"{label!r} is not one of the labels")
-        return number
-
-    def _label(self, name: str) -> Any:
-        """Return the label as it was passed to `fit`, by its name in the model."""
-        return name if self._label_type == "str" else _TYPES[self._label_type](name)
+        try:
+            return self.model_.find_label(str(label))
+        except DataError:
+            raise DataError(f"{label!r} is not one of the labels") from None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -81,19 +81,13 @@ def by_group(
         gains = gain[found]
         psp = total[f"PSP@{k}"] / 100 / max(gains.sum(), 1e-300)
         add_sums(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
-        add_sums(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
+        discount = 1 / np.log2(np.arange(2, k + 2))
+        attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
+        add_sums(f"nDCG@{k}", discount[places] / attainable / len(top), found)
         add_sums(f"PSP@{k}", gains * psp, found)
         add_sums(f"R@{k}", 1 / _at_least_1(result, "true pairs")[group_of[found]], found)
         once = np.unique(found)
         add_sums(f"Coverage@{k}", 1 / _at_least_1(result, "labels true")[group_of[once]], once)
-    return result
-
-
-def _discounted(Y_true: sp.csr_array, rows: Ints, places: Ints, k: int) -> npt.NDArray[np.float64]:
-    """Return each hit's contribution to the nDCG@k of its row."""
-    discount = 1 / np.log2(np.arange(2, k + 2))
-    attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
-    result: npt.NDArray[np.float64] = discount[places] / attainable
     return result
 
 

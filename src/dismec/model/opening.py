@@ -42,11 +42,6 @@ def open_model(
     Model
         The model.
 
-    Raises
-    ------
-    ModelError
-        If there is no finished model, or if one of its files is missing or damaged.
-
     Examples
     --------
     >>> import numpy as np

@@ -78,11 +78,6 @@ def describe_data(
         Numbers such as "rows", "features" and "labels per row", and the entries "label
         frequencies", "duplicate rows" and "training", which is None without `estimate`.
 
-    Raises
-    ------
-    DataError
-        If the file cannot be read.
-
     Examples
     --------
     >>> import tempfile

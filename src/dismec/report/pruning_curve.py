@@ -52,11 +52,6 @@ def pruning_curve(
         memory and in files. "ms per row" is the time to predict a row on one core, the best of
         three runs over all rows.
 
-    Raises
-    ------
-    DataError
-        If a delta is not a number or below that of the model.
-
     Examples
     --------
     >>> import numpy as np

@@ -49,11 +49,6 @@ def _nullable(schema: Schema) -> Schema:
     return schema | {"type": [schema["type"], "null"]}
 
 
-def _count_of(description: str, most: int, default: int) -> Schema:
-    """Return the schema of a number from 1."""
-    return _typed("integer", description, minimum=1, maximum=most, default=default)
-
-
 def _object_of(properties: dict[str, Schema], *required: str) -> Schema:
     """Return the schema of an object; with required keys, no other keys are allowed."""
     closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
@@ -103,7 +98,7 @@ def _options_of(limits: Limits, model: Model, hierarchy: bool) -> dict[str, Sche
     """Return the options of a prediction, besides the row."""
     ranks = ["score"] if model.calibration is None else ["score", "probability"]
     options = {
-        "k": _count_of("Labels per row.", most=limits.k, default=5),
+        "k": _typed("integer", "Labels per row.", minimum=1, maximum=limits.k, default=5),
         "threshold": _nullable(_FLOAT32)
         | {
             "title": "a number",
