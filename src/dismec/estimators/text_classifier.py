@@ -66,12 +66,8 @@ class DiSMECTextClassifier(Estimator):
         The labels, in order: names, or numbers if labels were numbers.
     target_ : {"lists", "classes", "indicator", "sparse"}
         The form of the labels passed to `fit`; "classes" is one label per text.
-    coef_ : csr_array of shape (n_labels, n_features)
-        The weights.
-    intercept_ : ndarray of shape (n_labels,)
-        The intercepts.
-    model_ : Model
-        The fitted model.
+    coef_, intercept_, model_
+        As for `DiSMECClassifier`.
 
     Examples
     --------
@@ -162,15 +158,14 @@ class DiSMECTextClassifier(Estimator):
             A list or set of labels for each text, or one label for each text, as strings or
             integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
             `predict` returns the same form. White space around a name is ignored.
-        validation : tuple of texts and labels, default=None
-            Texts for choosing a C or delta that is "auto" and learning probabilities. To use it in
-            a search or a pipeline, call ``set_fit_request(validation=True)``.
+        validation
+            As for `DiSMECClassifier.fit`, of texts.
         classes : iterable of str or int, default=None
             The labels of the columns of an indicator matrix, such as
             ``MultiLabelBinarizer.classes_``. By default the columns of a frame, or their numbers.
-        sample_weight : array-like of shape (n_texts,), default=None
-            Text weights, at least 0, that multiply the losses. Texts of weight 0 are ignored, with
-            all words and labels that only they have.
+        sample_weight
+            As for `DiSMECClassifier.fit`. Texts of weight 0 are ignored, with all words and labels
+            that only they have.
 
         Returns
         -------

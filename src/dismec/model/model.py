@@ -576,7 +576,11 @@ class Model:
             thresholds for these metrics.
         """
         chosen = self.allowed_labels(allowed)
-        truth, rows = self.truth_of(Y, A, B, allowed=chosen), self.rows_of(X, threads=threads)
+        matrix, rows = matrix_of_labels(Y, self.names), self.rows_of(X, threads=threads)
+        if chosen is not None:
+            matrix, _ = chosen.filter(matrix)
+        constants = self._constants(A, B)
+        truth = Truth.align(matrix, self.label_counts, self.manifest.n_rows, *constants)
         ks = check_ks(ks)
         how: dict[str, Any] = {"allowed": chosen, "threads": threads}
         if aim is not None:  # the best labels for one k need not be among those for another
@@ -603,35 +607,6 @@ class Model:
             sets.resize(truth.Y.shape)
             metrics[name] = 100 * f1_scores(truth.Y, sets, row_weights)[name]
         return metrics
-
-    def truth_of(
-        self,
-        Y: LabelsLike,
-        A: float | None = None,
-        B: float | None = None,
-        *,
-        allowed: LabelsAllowed | None = None,
-    ) -> Truth:
-        """Align the true labels of rows with the labels of the model.
-
-        Parameters
-        ----------
-        Y, A, B
-            As for `evaluate`.
-        allowed : labels or indicator matrix, default=None
-            The labels that count. By default all.
-
-        Returns
-        -------
-        Truth
-            The true labels, and the propensities of all labels.
-        """
-        matrix = matrix_of_labels(Y, self.names)
-        chosen = self.allowed_labels(allowed)
-        if chosen is not None:
-            matrix, _ = chosen.filter(matrix)
-        constants = self._constants(A, B)
-        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, *constants)
 
     def propensities(
         self, A: float | None = None, B: float | None = None
