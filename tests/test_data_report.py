@@ -370,7 +370,6 @@ def test_csv_of_a_model_needs_test_data(tmp_path):
         ["inspect", "nothing.txt", "--html", "out"],
         ["inspect", "nothing.txt", "--csv", "out"],
         ["convert", "nothing.txt", "out"],
-        ["convert", "nothing.txt", "x.npz", "--labels-to", "out"],
     ],
 )
 def test_an_existing_output_is_refused_before_data_is_read(tmp_path, monkeypatch, command):

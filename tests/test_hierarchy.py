@@ -20,7 +20,7 @@ from dismec import DataError, Hierarchy, TrainingParams, open_model, train
 from dismec.cli import main
 from dismec.data import hierarchy
 from dismec.data.dataset import Dataset, save_data
-from dismec.measure.levels import by_level, by_node
+from dismec.measure.breakdown import by_level, by_node
 from dismec.report.evaluation import describe_hierarchy
 from dismec.report.inspection import hierarchy_sections
 from dismec.training.train import fit

@@ -24,8 +24,6 @@ from dismec.data.counts import counted
 if TYPE_CHECKING:
     from dismec.compare.comparison import Pair
 
-_LIMIT = 1800.0
-
 
 @click.command()
 @click.argument("data", metavar="TRAIN", type=PATH)
@@ -45,7 +43,7 @@ _LIMIT = 1800.0
 @click.option(
     "--limit",
     type=click.FloatRange(min=0, min_open=True),
-    default=_LIMIT,
+    default=1800.0,
     help="Time limit per system, in seconds.",
 )
 @click.option(

@@ -217,7 +217,6 @@ def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option("--labels", type=PATH, help="Label matrix (.npz), if SOURCE is .npz.")
-@click.option("--labels-to", type=PATH, help="File for the label matrix, if TARGET is .npz.")
 @_overwrite_option
 @threads_option
 @json_option
@@ -225,22 +224,19 @@ def convert(
     source: Path,
     target: Path,
     labels: Path | None,
-    labels_to: Path | None,
     overwrite: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
     """Convert SOURCE to the format of TARGET's extension.
 
-    .xmc (binary, opens instantly), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
-    Only .xmc keeps label names.
+    .xmc (binary, opens instantly), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header). Only
+    .xmc keeps label names.
     """
     from dismec.data.dataset import load_data, save_data
     from dismec.data.formats import detect
 
-    check_new_files(target, labels_to, overwrite=overwrite)
-    if target.suffix.lower() == ".npz" and labels_to is None:
-        raise click.UsageError(f"{target}: a .npz file holds one matrix; give --labels-to as well")
+    check_new_files(target, overwrite=overwrite)
     found = click.get_current_context().with_resource(detect(source))
     if found.is_texts:
         raise click.UsageError(
@@ -248,7 +244,7 @@ def convert(
             "convert needs numeric data: XMC text or svmlight, .npz, .xmc"
         )
     dataset = load_data(found, labels=labels, threads=threads)
-    save_data(dataset, target, labels=labels_to)
+    save_data(dataset, target)
     keeps_names = target.suffix.lower() == ".xmc"
     if dataset.names is not None and not keeps_names:
         print_message(
@@ -259,7 +255,6 @@ def convert(
     if as_json:
         facts = {
             "file": str(target),
-            **({"label file": str(labels_to)} if labels_to else {}),
             "rows": n_rows,
             "features": n_features,
             "labels": n_labels,

@@ -82,8 +82,8 @@ def measure_levels(
     weights: Any,
     **how: Any,
 ) -> dict[str, Any]:
-    """Evaluate a model at each level of a hierarchy (`dismec.measure.levels`)."""
-    from dismec.measure.levels import by_level
+    """Evaluate a model at each level of a hierarchy (`dismec.by_level`)."""
+    from dismec.measure.breakdown import by_level
 
     tree = tree_of_test(path, model, data)
     depth = max(1, min(max(ks), model.n_labels))

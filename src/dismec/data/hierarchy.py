@@ -314,6 +314,17 @@ class LabelTree:
         """Number of labels and groups."""
         return len(self.levels)
 
+    def describe_levels(self) -> list[dict[str, Any]]:
+        """Return the numbers of nodes and of labels on each level."""
+        return [
+            {
+                "level": level,
+                "nodes": int(np.count_nonzero(self.levels == level)),
+                "labels": int(np.count_nonzero(self.levels[: self.n_labels] == level)),
+            }
+            for level in range(1, 1 + int(self.levels.max(initial=0)))
+        ]
+
     @cached_property
     def leaves(self) -> npt.NDArray[np.bool_]:
         """Labels without children: bool (n_labels,)."""

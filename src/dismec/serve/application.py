@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dismec.data.printable import printable
 from dismec.errors import DataError
 from dismec.serve.answers import Service
-from dismec.serve.description import openapi
+from dismec.serve.contract import openapi
 from dismec.serve.page import docs_page, page
 from dismec.serve.prometheus import CONTENT_TYPE, Metrics
 from dismec.serve.request_rows import LongTexts, NumericRows

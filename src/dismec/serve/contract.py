@@ -1,7 +1,7 @@
-"""The requests and answers of the HTTP interface, stated once: request → checked request.
+"""The requests and answers of the HTTP interface, stated once: a check and an OpenAPI document.
 
 They are stated for the served model, as OpenAPI schemas, which begin with those of `schemas.json`:
-`Contract.check` validates requests against them, and `dismec.serve.description` publishes them.
+`Contract.check` validates requests against them, and `openapi` publishes them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dismec.errors import DataError
 from dismec.model.model import Model
 
 LARGEST = float(np.finfo(np.float32).max)  # largest magnitude of a number in a request
-_MOST_LABELS_NAMED = 100_000  # labels that a request allows or excludes
 
 Schema = dict[str, Any]
+_QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}  # examples
 
 # What does not depend on the model: schemas of answers and queries, operations and their errors.
 STATED: Schema = json.loads((files("dismec.serve") / "schemas.json").read_text("utf-8"))
@@ -45,10 +45,6 @@ def _typed(kind: str, description: str | None = None, **more: Any) -> Schema:
     return {"type": kind, **more} | ({} if description is None else {"description": description})
 
 
-def _nullable(schema: Schema) -> Schema:
-    return schema | {"type": [schema["type"], "null"]}
-
-
 def _object_of(properties: dict[str, Schema], *required: str) -> Schema:
     """Return the schema of an object; with required keys, no other keys are allowed."""
     closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
@@ -65,63 +61,18 @@ def _either(names: Collection[str]) -> Schema:
     return {"oneOf": [ref(name) for name in names]}
 
 
-_INTEGER, _STRING = _typed("integer"), _typed("string")
-_ID_OR_NAME = {"oneOf": [_INTEGER, _STRING]}
 _FLOAT32 = _typed("number", minimum=-LARGEST, maximum=LARGEST)
-_NUMERIC = _typed(
-    "boolean",
-    "A text model accepts features only if this is true: their ids are then the numbers of its "
-    "terms, and their values are counts.",
-    default=False,
-)
-_BELOW = _ID_OR_NAME | {
-    "title": "the number or name of a node of the hierarchy",
-    "description": "Predict only labels below this node of the hierarchy, or the node itself if it "
-    "is a label; by number or name.",
-}
-
-
-def _label_list(description: str) -> Schema:
-    return _nullable(
-        _typed(
-            "array",
-            description,
-            title="a list of labels",
-            format="labels",
-            maxItems=_MOST_LABELS_NAMED,
-            items=_ID_OR_NAME,
-        )
-    )
 
 
 def _options_of(limits: Limits, model: Model, hierarchy: bool) -> dict[str, Schema]:
     """Return the options of a prediction, besides the row."""
     ranks = ["score"] if model.calibration is None else ["score", "probability"]
-    options = {
-        "k": _typed("integer", "Labels per row.", minimum=1, maximum=limits.k, default=5),
-        "threshold": _nullable(_FLOAT32)
-        | {
-            "title": "a number",
-            "description": "Omit labels whose score is below this; or whose probability, from 0 to "
-            "1, if labels are ranked by it.",
-        },
-        "rank": _typed(
-            "string",
-            "How labels are ranked; by default by probability if the model is calibrated, "
-            "otherwise by score.",
-            enum=ranks,
-            default=ranks[-1],
-        ),
-        "only": _label_list("Predict only these labels, given by id or name."),
-        "exclude": _label_list("Never predict these labels."),
-        "prefix": _typed(
-            "string",
-            "Predict only labels whose names start with this, ignoring case (or whose numbers do, "
-            "if the model has no names).",
-            default="",
-        ),
+    known = {"k": {"maximum": limits.k}, "rank": {"enum": ranks, "default": ranks[-1]}}
+    return {
+        key: schema | known.get(key, {})
+        for key, schema in STATED["options"].items()
+        if key != "below" or hierarchy
     }
-    return options | ({"below": _BELOW} if hierarchy else {})
 
 
 def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
@@ -169,7 +120,7 @@ class Contract:
     def __init__(self, limits: Limits, model: Model, *, hierarchy: bool = False) -> None:
         self.limits, self.model, self.hierarchy = limits, model, hierarchy
         kinds, options = _rows_of(limits, model), _options_of(limits, model, hierarchy)
-        numeric = {"numeric": _NUMERIC} if "Row" in kinds else {}
+        numeric = {"numeric": STATED["numeric"]} if "Row" in kinds else {}
         rows = [kind if kind == "Row" else f"{kind}Row" for kind in kinds]
         many = _typed(
             "array", "The rows, all of one kind.", maxItems=limits.rows, items=_either(rows)
@@ -306,3 +257,85 @@ def _expected(schema: Schema) -> str:
     if schema.get("type") == "integer":
         return f"{schema['minimum']} to {schema['maximum']}"
     return str(schema.get("title") or f"a {schema['type']}")
+
+
+def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
+    """Return the OpenAPI description of a model; `guarded` means that a token is required."""
+    components: dict[str, Any] = {"schemas": contract.schemas}
+    if guarded:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    model, paths = contract.model, {}
+    lacking = {"/reload": not guarded, "/tree": not contract.hierarchy}
+    lacking |= {"/example": model.vocabulary is None}
+    for path, stated in STATED["operations"].items():
+        if lacking.get(path):
+            continue
+        answer = stated["answer"]
+        content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
+        responses = {"200": {"description": "Done.", "content": content}}
+        for status in stated["errors"]:
+            if (status != "401" or guarded) and (status != "422" or model.vocabulary is not None):
+                reason = {"description": STATED["errors"][status], "content": _json(ref("Error"))}
+                responses[status] = reason
+        operation: dict[str, Any] = {"summary": stated["summary"], "responses": responses}
+        if path in contract.bodies:
+            content = _json(contract.bodies[path])
+            content["application/json"]["examples"] = _examples(path, contract)
+            operation["requestBody"] = {"required": True, "content": content}
+        if path in contract.queries:
+            operation["parameters"] = [
+                {"name": key, "in": "query", "schema": schema, "example": _QUERY[key]}
+                for key, schema in contract.queries[path].items()
+            ]
+        if guarded and not path.startswith("/health"):
+            operation["security"] = [{"token": []}]
+        paths[path] = {stated["method"]: operation}
+    about = f"Predict the best of {model.n_labels:,} labels for {_rows_in_words(model)}."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dismec", "version": version, "description": about},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _rows_in_words(model: Model) -> str:
+    parts = []
+    if model.vocabulary is not None:
+        parts.append("texts")
+    elif model.n_features:
+        parts.append(f"rows of {model.n_features:,} sparse features")
+    if model.n_dense:
+        parts.append(counted(model.n_dense, "dense feature"))
+    return " with ".join(parts)
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _examples(path: str, contract: Contract) -> dict[str, Any]:
+    """Return bodies that can be sent as they are, by purpose."""
+    limits, model = contract.limits, contract.model
+    row: dict[str, Any] = {}
+    other: dict[str, Any] = {}
+    if model.vocabulary is not None:
+        half = limits.characters // 2
+        row, other = {"text": "What is this about?"[:half]}, {"text": "And this one?"[:half]}
+    elif model.n_features:
+        row = {"features": [[0, 1.0], [1, 0.5]][: model.n_features]}
+        other = {"features": [[model.n_features - 1, 1.0]]}
+    if model.n_dense:
+        row |= {"dense": [0.5] * model.n_dense}
+        other |= {"dense": [-0.5] * model.n_dense}
+    if path == "/explain":
+        bodies = {"Explain a label": row | {"label": 0, "limit": 5}}
+    else:
+        k = {"k": min(3, limits.k)}
+        bodies = {
+            "One row": row | k,
+            "Many rows": {"rows": [row, other][: limits.rows]} | k,
+            "By score": row | k | {"rank": "score"},
+        }
+        bodies["Among some labels"] = row | k | {"exclude": [0]}
+    return {name: {"value": body} for name, body in bodies.items()}
