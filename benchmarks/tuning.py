@@ -1,7 +1,7 @@
 """The cost and the quality of choosing C; exits with 1 if it costs or loses more than it may.
 
 Both are measured in CPU seconds, so that other work on the machine changes little. The final
-training at the chosen C is counted. `--curve FILE` also draws delta against P@k and size for
+training at the chosen C is counted. `--curve` also prints P@k and size for values of delta, for
 the first set.
 """
 
@@ -22,7 +22,6 @@ import data
 from dismec import TextParams, TrainingParams, pruning_curve, train
 from dismec.data.corpus import Texts
 from dismec.features.text_rows import learn, weighted_rows
-from dismec.report.figures import draw_sweep
 from dismec.training.split import held_out
 from dismec.training.train import fit
 from machine import print_heading
@@ -85,7 +84,7 @@ def main() -> int:
         "--sets", nargs="+", default=["eurlex-4k", "citeulike-t"], help="also sets of texts"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--curve", type=Path, help="a file to draw, .svg or .png")
+    parser.add_argument("--curve", action="store_true", help="also print P@k by delta")
     args = parser.parse_args()
     print_heading()
     results = {name: compare(name, args.threads) for name in args.sets}
@@ -99,7 +98,6 @@ def main() -> int:
             quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
             size = f"{row['weights']:>10,} weights {row['bytes'] / 1e6:6.2f} MB"
             print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms per row']:.3f} ms per row")
-        draw_sweep(table, args.curve)
     missed = {n: found for n, found in results.items() if found[0] > MOST or found[1] > MOST_LOSS}
     for name, (ratio, loss) in missed.items():
         print(f"{name}: {ratio:.2f} training runs, at most {MOST:g}; {loss:.2f} points lost")

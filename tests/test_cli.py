@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from click.testing import CliRunner
 
 from conftest import random_problem
@@ -124,7 +125,9 @@ def test_inspect_distinguishes_data_and_models(files):
 
 
 def test_convert_keeps_the_data(files, tmp_path):
-    ok("convert", files / "data.txt.gz", tmp_path / "x.npz", "--labels-to", tmp_path / "y.npz")
+    X, Y, _ = load_data(files / "data.txt.gz")
+    sp.save_npz(tmp_path / "x.npz", X)
+    sp.save_npz(tmp_path / "y.npz", Y)
     ok("convert", tmp_path / "x.npz", tmp_path / "back.txt", "--labels", tmp_path / "y.npz")
     assert (tmp_path / "back.txt").read_bytes() == (files / "data.txt").read_bytes()
     from_text = ok("predict", files / "model", files / "data.txt")
@@ -145,11 +148,16 @@ def test_demo_of_a_handful_of_rows(tmp_path):
     assert "-1:" not in printed
 
 
-def test_demo_ends_with_metrics_and_examples(tmp_path):
-    printed = ok("demo", "--rows", "500", "--labels", "30", "-o", tmp_path)
+def test_demo_ends_with_metrics_and_examples_and_never_overwrites_unasked(tmp_path):
+    command = ("demo", "--rows", "500", "--labels", "30", "-o", tmp_path)
+    printed = ok(*command)
     assert "nDCG" in printed
-    assert "true labels" in printed
+    assert len(printed.split("The best labels of the first five test rows")[1].splitlines()) == 6
     assert (tmp_path / "model" / "manifest.json").exists()
+    result = run(*command)
+    assert result.exit_code == 2
+    assert "train.txt exists: choose another file, or use --overwrite" in result.stderr
+    ok(*command, "--overwrite")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +186,7 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["generate", "-o", "new", "--seed", "-1"], "--seed"),
         (["train", "data.txt", "-o", "new", "--C", "1e39"], "C is 1e+39"),
         (["train", "data.txt", "-o", "new", "--threads", "1000000"], "--threads"),
-        (["convert", "data.txt", "new.npz"], "--labels-to"),
+        (["convert", "data.txt", "new.npz"], "unknown extension"),
         (["predict", "model", "data.txt", "-o", "no/such/place.txt"], "no such directory"),
         (["predict", "nowhere", "nothing", "-o", "data.txt"], "data.txt exists"),
         (["predict", "nowhere", "nothing", "-o", "model"], "is a directory"),

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from conftest import random_problem
 from dismec import DataError, TrainingParams, open_model
-from dismec.serve.contract import Contract, Limits
-from dismec.serve.description import openapi
+from dismec.serve.contract import Contract, Limits, openapi
 from dismec.serve.request_rows import LongTexts, parse
 from dismec.training.train import fit
 from servers import serving

@@ -191,7 +191,8 @@ def test_svmlight_and_npz_keep_the_rows(tmp_path_factory, dataset):
     if dataset.X.shape[0]:
         save_data(dataset, base / "rows.svm")
         assert same(load_data(base / "rows.svm", **sizes), dataset)
-    save_data(dataset, base / "X.npz", labels=base / "Y.npz")
+    scipy.sparse.save_npz(base / "X.npz", dataset.X)
+    scipy.sparse.save_npz(base / "Y.npz", dataset.Y)
     assert same(load_data(base / "X.npz", labels=base / "Y.npz"), dataset)
 
 
@@ -567,11 +568,10 @@ def test_a_writer_that_does_not_finish_leaves_nothing(tmp_path):
 def test_npz_needs_two_valid_matrices(tmp_path, write):
     path, labels = tmp_path / "X.npz", tmp_path / "Y.npz"
     dataset = load_data(write(TEXT))
-    with pytest.raises(DataError, match="labels="):
+    with pytest.raises(DataError, match="unknown extension"):
         save_data(dataset, path)
-    with pytest.raises(DataError, match="the same"):
-        save_data(dataset, path, labels=path)
-    save_data(dataset, path, labels=labels)
+    scipy.sparse.save_npz(path, dataset.X)
+    scipy.sparse.save_npz(labels, dataset.Y)
     refused(path, "", "labels=")
     for kind in ("csc", "coo"):
         scipy.sparse.save_npz(path, dataset.X.asformat(kind))

@@ -796,6 +796,7 @@ def test_print_shows_the_answer_without_controls(server, visit):
 def test_api_docs_send_their_examples(server, visit):
     page = visit(server)
     page.goto(page.url + "docs")
+    expect(page.locator("#predict h2")).to_have_text("POST/predict")
     body = page.locator("#predict textarea")
     expect(body).not_to_have_value(re.compile("What is this about"))  # a text from the model
     for path, said in (("predict", '"probabilities"'), ("explain", '"rank"'), ("labels", '"more"')):

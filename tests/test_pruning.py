@@ -21,6 +21,7 @@ from dismec import (
     ModelError,
     TrainingParams,
     generate,
+    load_data,
     open_model,
     save_data,
     train,
@@ -344,7 +345,8 @@ def test_the_command_line_chooses_delta_and_reports_it(files, tmp_path):
 
 def test_validation_data_may_be_a_pair_of_matrices(files, tmp_path):
     pair = [tmp_path / "x.npz", tmp_path / "y.npz"]
-    ok("convert", files / "test.txt", pair[0], "--labels-to", pair[1])
+    for path, matrix in zip(pair, load_data(files / "test.txt")[:2], strict=True):
+        sp.save_npz(path, matrix)
     options = ["--delta", "auto", "--validation", pair[0], "--validation-labels", pair[1]]
     ok("train", files / "train.txt", "-o", tmp_path / "model", *options)
     assert open_model(tmp_path / "model").params["delta_auto"]["rows"] == 1200

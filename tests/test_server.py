@@ -465,8 +465,8 @@ def test_pages_have_strict_security_headers(text_server, server):
     for running, path, said in (
         (text_server, "/", '<body data-takes="text">'),
         (server, "/", '<body data-takes="features">'),
-        (text_server, "/docs", "<small>POST</small>/predict"),
-        (server, "/docs", "<small>POST</small>/predict"),
+        (text_server, "/docs", '<h1 dir="auto">calibrated</h1>'),
+        (server, "/docs", '<h1 dir="auto">named</h1>'),
     ):
         status, headers, page = running.ask("GET", path)
         assert status == 200
@@ -580,7 +580,6 @@ def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
         assert name in description["components"]["schemas"]
     assert description["components"]["schemas"]["OneRow"]["properties"]["k"]["maximum"] == 50
     _, _, page = server.ask("GET", "/docs")
-    assert "<small>POST</small>/predict" in page
     assert "//" not in page
 
 

@@ -60,10 +60,8 @@ def test_frequent_words_are_shorter(pair):
 
 
 def test_texts_are_sentences(pair):
-    sentence = r"[A-Z][a-z]*(,? [a-z]+)*\."
     for text, _ in pair[0]:
-        assert re.fullmatch(rf"{sentence}( {sentence})*", text), text
-        assert max(map(len, map(str.split, text.split(". ")))) <= 16
+        assert re.fullmatch(r"[A-Z][a-z]*( [a-z]+)*\.", text), text
 
 
 def test_labels_are_named_after_words_that_go_with_them(pair):

@@ -285,15 +285,11 @@ def test_scikit_learns_scorers_score_one_class_per_text(scoring):
 
 @pytest.mark.parametrize("labels", [LABELS, [set(row) for row in LABELS], pd.Series(LABELS)])
 @pytest.mark.parametrize("pipeline", [False, True])
-def test_a_search_with_a_scorer_that_cannot_score_lists_fails_and_says_why(labels, pipeline):
+def test_label_scorers_and_the_default_score_lists_of_labels(labels, pipeline):
     clf, grid = DiSMECTextClassifier(n_jobs=1), {"C": [0.1, 1.0]}
     if pipeline:
         clf = make_pipeline(FunctionTransformer(), clf)
         grid = {f"dismectextclassifier__{name}": values for name, values in grid.items()}
-    for scoring in ("f1_micro", ["f1_micro", "accuracy"]):
-        search = GridSearchCV(clf, grid, scoring=scoring, cv=KFold(3), refit=False)
-        with pytest.raises(ValueError, match=r"pass scoring=dismec\.label_scorer"):
-            search.fit(TEXTS, labels)
     for scoring in (None, label_scorer("micro-F1"), {"p": label_scorer("P@1")}):
         search = GridSearchCV(clf, grid, scoring=scoring, cv=KFold(3), refit=False)
         results = search.fit(TEXTS, labels).cv_results_

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dismec.estimators.scorers import label_scorer
     from dismec.estimators.text_classifier import DiSMECTextClassifier
     from dismec.features.vocabulary import TextParams, TextRows
-    from dismec.measure.levels import by_level
+    from dismec.measure.breakdown import by_level
     from dismec.measure.metrics import evaluate
     from dismec.model.explanation import Explanation, highlights
     from dismec.model.model import Model
@@ -83,7 +83,7 @@ _HOMES = {
     "estimators.scorers": ("label_scorer",),
     "estimators.text_classifier": ("DiSMECTextClassifier",),
     "features.vocabulary": ("TextParams", "TextRows"),
-    "measure.levels": ("by_level",),
+    "measure.breakdown": ("by_level",),
     "measure.metrics": ("evaluate",),
     "model.explanation": ("Explanation", "highlights"),
     "model.model": ("Model",),

@@ -118,7 +118,8 @@ class Workshop:
         save_data(data, folder / "a.txt")
         save_data(data, folder / "a.svm")
         save_data(data._replace(names=[f"n{i}" for i in range(12)]), folder / "a.xmc")
-        save_data(data, folder / "a.npz", labels=folder / "y.npz")
+        sp.save_npz(folder / "a.npz", self.X)
+        sp.save_npz(folder / "y.npz", self.Y)
         np.save(folder / "a.npy", np.ones((40, 3), np.float32))
         read = {path.name: path.read_bytes() for path in folder.iterdir()}
         self.numeric = {name: read[name] for name in ("a.txt", "a.svm", "a.xmc", "a.npz")}

@@ -24,8 +24,6 @@ from dismec.data.counts import counted
 if TYPE_CHECKING:
     from dismec.compare.comparison import Pair
 
-_LIMIT = 1800.0
-
 
 @click.command()
 @click.argument("data", metavar="TRAIN", type=PATH)
@@ -36,13 +34,7 @@ _LIMIT = 1800.0
     metavar="NAMES",
     help="Systems to run, separated by commas (listed in docs/howto/comparing.md) [default: all].",
 )
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Runs per system.",
-)
+@click.option("--seeds", type=click.IntRange(min=1), default=1, help="Runs per system.")
 @click.option(
     "--tuned",
     is_flag=True,
@@ -51,8 +43,7 @@ _LIMIT = 1800.0
 @click.option(
     "--limit",
     type=click.FloatRange(min=0, min_open=True),
-    default=_LIMIT,
-    show_default=True,
+    default=1800.0,
     help="Time limit per system, in seconds.",
 )
 @click.option(
@@ -74,7 +65,6 @@ _LIMIT = 1800.0
     "folder",
     type=PATH,
     default=Path("dismec-compare"),
-    show_default=True,
     help="Directory for results; a second run resumes from there.",
 )
 @click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")

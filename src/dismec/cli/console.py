@@ -305,25 +305,23 @@ def print_explanation(
     for column in table.columns[1:]:
         column.justify = "right"
 
-    def add(name: str, part: Contribution | Reason) -> None:
+    named_parts: list[tuple[str, Contribution | Reason]] = [
+        *((part.term or str(part.feature), part) for part in explanation.terms[:limit]),
+        *((f"label {part.name or part.label}", part) for part in explanation.reasons[:limit]),
+    ]
+    for name, entry in named_parts:
         table.add_row(
             Text(printable(name, one_line=True)),
-            f"{part.value:.3f}",
-            f"{part.weight:+.3f}",
-            Text(f"{part.contribution:+.3f}", style="blue" if part.contribution > 0 else "red"),
+            f"{entry.value:.3f}",
+            f"{entry.weight:+.3f}",
+            Text(f"{entry.contribution:+.3f}", style="blue" if entry.contribution > 0 else "red"),
         )
-
-    for term in explanation.terms[:limit]:
-        add(term.term if term.term is not None else str(term.feature), term)
-    rest = explanation.terms[limit:]
-    if rest:
-        table.add_row(f"{len(rest):,} more", "", "", f"{sum(t.contribution for t in rest):+.3f}")
-    for reason in explanation.reasons[:limit]:
-        add(f"label {reason.name or reason.label}", reason)
-    few = explanation.reasons[limit:]
-    if few:
-        total = f"{sum(reason.contribution for reason in few):+.3f}"
-        table.add_row(counted(len(few), "more label"), "", "", total)
+    left_out: dict[str, Sequence[Contribution | Reason]]
+    left_out = {"feature": explanation.terms[limit:], "label": explanation.reasons[limit:]}
+    for what, rest in left_out.items():
+        if rest:
+            total = f"{sum(entry.contribution for entry in rest):+.3f}"
+            table.add_row(counted(len(rest), f"more {what}"), "", "", total)
     if explanation.embedding is not None:
         table.add_row("embedding", "", "", f"{explanation.embedding:+.3f}")
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")

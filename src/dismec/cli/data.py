@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +18,7 @@ from dismec.cli.console import (
     print_pairs,
     print_paragraphs,
     print_table,
-    print_trained,
     print_unknown,
-    shown_progress,
 )
 from dismec.cli.label_options import hierarchy_option, tree_of_test
 from dismec.cli.options import (
@@ -37,11 +33,8 @@ from dismec.cli.options import (
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:
-    from dismec.data.dataset import Dataset
-    from dismec.model.model import Model
     from dismec.report.sections import Section
 
-_BARS = "▁▂▃▄▅▆▇█"
 _LISTED = 10  # entries of a table; pages and JSON have more
 
 _overwrite_option = click.option(
@@ -54,7 +47,7 @@ def _size_option(
 ) -> Callable[[F], F]:
     """Create the option of a number: an integer of at least `least`, unless it has a `kind`."""
     kind = kind or click.IntRange(min=least)
-    return click.option(flag, type=kind, default=default, show_default=True, help=text)
+    return click.option(flag, type=kind, default=default, help=text)
 
 
 @click.command()
@@ -88,10 +81,6 @@ def inspect(
     --hierarchy: the tree of its labels, and how good it is at each level.
     """
     is_model = path.is_dir() or path.suffix.lower() == ".zip"
-    for target in (page, label_csv):
-        for source in (path, test, hierarchy):
-            if target and source and target.resolve().is_relative_to(source.resolve()):
-                raise click.UsageError(f"{target} would overwrite {source}: choose another file")
     for option, given in (("--test", test), ("--hierarchy", hierarchy)):
         if given is not None and path.exists() and not is_model:
             raise click.UsageError(f"{option} needs a model; {path} is not one")
@@ -106,7 +95,7 @@ def inspect(
         from dismec.report.figures import check_drawing
 
         check_drawing()
-    check_new_files(page, label_csv, overwrite=overwrite)
+    check_new_files(page, label_csv, overwrite=overwrite, sources=(path, test, hierarchy))
     if is_model:
         facts = _facts_of_model(path, test, hierarchy, reading, threads)
     else:
@@ -186,14 +175,6 @@ def _print_facts(facts: Mapping[str, Any]) -> None:
         worth = ["", "Check before training:", *(f"- {line}" for line in anomalies)]
         print_paragraphs([*sections.summarize_data(facts), *(worth if anomalies else []), ""])
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
-    for key in ("features of a row", "characters of a text"):
-        if facts.get(key, {}).get("rows"):
-            low, high = facts[key]["edges"][0], facts[key]["edges"][-1] - 1
-            lines[key] = f"{_bars(facts[key]['rows'])}  {low:,} to {high:,}"
-    for when in ("before", "after"):
-        counts = facts.get("weight counts", {}).get(when)
-        if counts is not None:
-            lines[f"weights {when} pruning"] = f"{_bars(_logs(_coarse(counts)))}  −…0…+, log scales"
     print_pairs(lines)
     if "all labels" in facts:
         for section in sections.label_sections(facts):
@@ -223,8 +204,7 @@ def _print_section(section: Section, left: int = 1) -> None:
 def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
     if not found["ranks"]:
         return {}
-    rows = found["rows"][:: max(1, len(found["rows"]) // 30)]
-    lines = {"rows of labels by rank": f"{_bars(_logs(rows))}  log scales"}
+    lines = {}
     if found["beta"] is not None:
         last = found["fitted ranks"][1]
         r2 = "" if found["R2"] is None else f", R² {found['R2']:.3f} on log axes"
@@ -235,31 +215,10 @@ def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
-    """Merge bins of weights, `size` at a time on either side of the middle bin."""
-    middle = len(counts) // 2
-    below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
-    low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
-    return [*low[::-1], counts[middle], *high]
-
-
-def _logs(counts: Sequence[float]) -> list[float]:
-    return [math.log(count) + 1 if count else 0 for count in counts]
-
-
-def _bars(heights: Sequence[float]) -> str:
-    """Return a bar per number; blank for 0."""
-    most = max(heights, default=0) or 1
-    return "".join(
-        _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights
-    )
-
-
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option("--labels", type=PATH, help="Label matrix (.npz), if SOURCE is .npz.")
-@click.option("--labels-to", type=PATH, help="File for the label matrix, if TARGET is .npz.")
 @_overwrite_option
 @threads_option
 @json_option
@@ -267,22 +226,19 @@ def convert(
     source: Path,
     target: Path,
     labels: Path | None,
-    labels_to: Path | None,
     overwrite: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
     """Convert SOURCE to the format of TARGET's extension.
 
-    .xmc (binary, opens instantly), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
-    Only .xmc keeps label names.
+    .xmc (binary, opens instantly), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header). Only
+    .xmc keeps label names.
     """
     from dismec.data.dataset import load_data, save_data
     from dismec.data.formats import detect
 
-    check_new_files(target, labels_to, overwrite=overwrite)
-    if target.suffix.lower() == ".npz" and labels_to is None:
-        raise click.UsageError(f"{target}: a .npz file holds one matrix; give --labels-to as well")
+    check_new_files(target, overwrite=overwrite)
     found = click.get_current_context().with_resource(detect(source))
     if found.is_texts:
         raise click.UsageError(
@@ -290,7 +246,7 @@ def convert(
             "convert needs numeric data: XMC text or svmlight, .npz, .xmc"
         )
     dataset = load_data(found, labels=labels, threads=threads)
-    save_data(dataset, target, labels=labels_to)
+    save_data(dataset, target)
     keeps_names = target.suffix.lower() == ".xmc"
     if dataset.names is not None and not keeps_names:
         print_message(
@@ -301,7 +257,6 @@ def convert(
     if as_json:
         facts = {
             "file": str(target),
-            **({"label file": str(labels_to)} if labels_to else {}),
             "rows": n_rows,
             "features": n_features,
             "labels": n_labels,
@@ -369,68 +324,34 @@ def generate(
 @click.command()
 @_size_option("--rows", 10_000, "Number of training rows.", least=10)
 @_size_option("--labels", 1_000, "Number of labels.")
-@_size_option("--seed", 0, "Seed of the random numbers.", least=0)
-@click.option(
-    "-o",
-    "--output",
-    "keep",
-    type=PATH,
-    help="Keep data and model in this directory [default: discard them].",
-)
+@click.option("-o", "--output", "keep", type=PATH, help="Keep data and model in this directory.")
 @_overwrite_option
-@threads_option
-@json_option
-def demo(
-    rows: int,
-    labels: int,
-    seed: int,
-    keep: Path | None,
-    overwrite: bool,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    """Generate data, train, evaluate and predict a few rows."""
-    from dismec.data.dataset import load_data
-    from dismec.data.synthetic import generate as make
-    from dismec.data.synthetic import write
-    from dismec.training.train import train as run
-
-    if keep is not None:
-        outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")
-        check_new_files(*outputs, overwrite=overwrite, makes_folder=True)
-    say = print_message if as_json else click.echo
+def demo(rows: int, labels: int, keep: Path | None, overwrite: bool) -> None:
+    """Generate data, train, evaluate and predict, with the commands of these names."""
+    main: Any = click.get_current_context().find_root().command
+    again = ["--overwrite"] if overwrite else []
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
-        directory = keep or Path(scratch)
-        path = directory / "model"
-        say(f"Generating {counted(rows, 'row')} with {counted(labels, 'label')} …")
-        write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
-        data = load_data(directory / "train.txt", threads=threads)
-        test = load_data(directory / "test.txt", threads=threads)
-        say(f"Training one classifier for each of {counted(data.Y.shape[1], 'label')} …")
-        begin = time.perf_counter()
-        with shown_progress(not sys.stderr.isatty(), "training") as progress:
-            model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)
-        seconds = time.perf_counter() - begin
-        print_trained(model, path, seconds)
-        found = model.evaluate(test.X, test.Y, threads=threads)
-        if as_json:
-            made = {"model": str(path) if keep else None, "seconds": round(seconds, 3)}
-            shape = {"rows": rows, "labels": labels}
-            click.echo(json.dumps(made | shape | {"metrics": found}, indent=1))
-        else:
-            print_metrics(found, (1, 3, 5))
-            _print_examples(model, test)
+        folder = keep or Path(scratch)
+        model, test = folder / "model", folder / "test.txt"
+        shape = ["--rows", rows, "--features", 2 * rows, "--labels", labels]
+        few = Path(scratch) / "few.txt"
+        for command in (
+            ["generate", "-o", folder, *shape, *again],
+            ["train", folder / "train.txt", "-o", model, *again],
+            ["evaluate", model, test],
+            ["predict", model, few, "-k", 3],
+        ):
+            if command[0] == "predict":
+                click.echo(
+                    "\nThe best labels of the first five test rows, as label:probability or score"
+                )
+                few.write_text("".join(_head_of(test, 5)))
+            main.main([str(part) for part in command], standalone_mode=False)
 
 
-def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
-    top, scores = model.predict_topk(test.X[:n_rows], k=3)
-    rows = []
-    for i in range(len(top)):
-        truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
-        predicted = "  ".join(
-            f"{label}:{score:.2f}{' ✓' if label in truth else ''}"
-            for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
-            if label >= 0
-        )
-        rows.append([str(i), " ".join(map(str, sorted(truth))), predicted])
-    print_table(["row", "true labels", "predicted label:score (✓ true)"], rows, left=3)
+def _head_of(data: Path, n_rows: int) -> list[str]:
+    """Return the header and the first rows of a file of XMC text, as a file of just these."""
+    with data.open() as file:
+        _, _, columns = next(file).partition(" ")
+        rows = list(islice(file, n_rows))
+    return [f"{len(rows)} {columns}", *rows]

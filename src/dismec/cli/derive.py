@@ -21,12 +21,12 @@ from dismec.cli.options import (
     PATH,
     Reading,
     added,
-    check_plot,
+    check_new_files,
     data_options,
     json_option,
+    listed_labels,
     parse_ks,
     parse_numbers,
-    plot_option,
     quiet_option,
     threads_option,
 )
@@ -46,7 +46,7 @@ _output_options = added(
 @click.command()
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Directory for the new model.")
-@click.option("--overwrite", is_flag=True, help="Overwrite an existing model or plot.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing model.")
 @json_option
 @quiet_option
 @click.option(
@@ -68,7 +68,7 @@ _output_options = added(
     help="Write no model; print accuracy on DATA, size and speed for values of delta.",
 )
 @click.option("-k", "ks", default="1,3,5", callback=parse_ks, help="Values of k for --curve.")
-@plot_option
+@click.option("--plot", type=PATH, help="Draw --curve in this SVG file; needs dismec[plots].")
 @data_options(model=True)
 @threads_option
 def prune(
@@ -95,7 +95,7 @@ def prune(
     if (curve is None) == (output is None):
         raise click.UsageError("pass -o for a smaller model, or --curve to compare values of delta")
     if curve is not None:
-        check_plot(plot, overwrite)
+        check_new_files(plot, overwrite=overwrite)
         _print_curve(model, curve, deltas, ks, plot, reading, threads, as_json)
         return
     if deltas is not None and len(deltas) > 1:
@@ -120,15 +120,16 @@ def _print_curve(
     as_json: bool,
 ) -> None:
     from dismec.model.opening import open_model
+    from dismec.report.figures import check_drawing, draw_pruning
     from dismec.report.pruning_curve import pruning_curve
 
     model = open_model(path)
     X, Y, _ = reading.rows_of(model, reading.look(data), threads)
+    if plot:
+        check_drawing()
     table = pruning_curve(model, X, Y, deltas, ks=ks, threads=threads)
     if plot:
-        from dismec.report.figures import draw_sweep
-
-        draw_sweep(table, plot)
+        plot.write_bytes(draw_pruning(table))
     if as_json:
         click.echo(json.dumps(table))
         return
@@ -161,24 +162,21 @@ def subset(
     labels: tuple[str, ...],
     output: Path,
     listed: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
+    **how: bool,
 ) -> None:
     """Write a model with only some LABELS of MODEL.
 
     Labels are given by name or number. They keep their order and are numbered from 0. MODEL is not
     changed.
     """
-    from dismec.data.names import load_names
     from dismec.model.opening import open_model
 
-    wanted = [*labels, *filter(None, load_names(listed, blanks=True) if listed else ())]
+    wanted = listed_labels(labels, listed)
 
     def make() -> Model:
         return open_model(model, check=True).subset(wanted)
 
-    _write((model,), output, make, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    _write((model,), output, make, **how)
 
 
 @click.command()
@@ -198,9 +196,8 @@ def merge(
     validation: Path | None,
     reading: Reading,
     threads: int | None,
-    overwrite: bool,
-    as_json: bool,
     quiet: bool,
+    **how: bool,
 ) -> None:
     """Merge MODELS with different labels into one.
 
@@ -230,7 +227,7 @@ def merge(
                 )
         return merged
 
-    _write(models, output, make, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    _write(models, output, make, quiet=quiet, **how)
 
 
 def _write(

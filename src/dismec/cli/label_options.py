@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from dismec.cli.console import print_level_table, print_message, print_metrics
-from dismec.cli.options import PATH
+from dismec.cli.options import file_option
 from dismec.data.counts import counted
 from dismec.errors import DataError, located
 
@@ -18,23 +16,14 @@ if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
     from dismec.model.model import Model
 
-hierarchy_option = click.option(
-    "--hierarchy",
-    type=PATH,
-    metavar="FILE",
-    help="File of label parents; each line is a child, a tab or comma, and a parent.",
+hierarchy_option = file_option(
+    "--hierarchy", "File of label parents; each line is a child, a tab or comma, and a parent."
 )
-only_option = click.option(
-    "--only",
-    type=PATH,
-    metavar="FILE",
-    help="Predict only the labels in this file: names or numbers, one per line.",
+only_option = file_option(
+    "--only", "Predict only the labels in this file: names or numbers, one per line."
 )
-exclude_option = click.option(
-    "--exclude",
-    type=PATH,
-    metavar="FILE",
-    help="Never predict the labels in this file: names or numbers, one per line.",
+exclude_option = file_option(
+    "--exclude", "Never predict the labels in this file: names or numbers, one per line."
 )
 
 
@@ -93,8 +82,8 @@ def measure_levels(
     weights: Any,
     **how: Any,
 ) -> dict[str, Any]:
-    """Evaluate a model at each level of a hierarchy (`dismec.measure.levels`)."""
-    from dismec.measure.levels import by_level
+    """Evaluate a model at each level of a hierarchy (`dismec.by_level`)."""
+    from dismec.measure.breakdown import by_level
 
     tree = tree_of_test(path, model, data)
     depth = max(1, min(max(ks), model.n_labels))

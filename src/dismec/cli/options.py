@@ -276,11 +276,13 @@ def added(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-dense_option = click.option(
-    "--dense",
-    type=PATH,
-    metavar="FILE",
-    help="Dense features, such as embeddings: a .npy file with one row per row of DATA.",
+def file_option(flag: str, text: str) -> Callable[[F], F]:
+    """Create the option of a file that a command reads."""
+    return click.option(flag, type=PATH, metavar="FILE", help=text)
+
+
+dense_option = file_option(
+    "--dense", "Dense features, such as embeddings: a .npy file with one row per row of DATA."
 )
 
 
@@ -379,6 +381,21 @@ propensity_options = added(
 )
 
 
+def parse_number(*words: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that parses a number or one of some words, or nothing."""
+
+    def parse(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
+        if value is None or value in words:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            expected = " nor ".join(("a number", *words))
+            raise click.BadParameter(f"{value!r} is neither {expected}") from None
+
+    return parse
+
+
 def parse_numbers(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[float, ...] | None:
@@ -389,20 +406,6 @@ def parse_numbers(
         return tuple(float(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of numbers such as 0.3,1,3") from None
-
-
-plot_option = click.option(
-    "--plot", type=PATH, help="Save a plot (.svg, .png or .pdf); needs dismec[plots]."
-)
-
-
-def check_plot(plot: Path | None, overwrite: bool) -> None:
-    """Raise an error if a plot cannot be drawn to a file, before hours of work."""
-    check_new_files(plot, overwrite=overwrite)
-    if plot is not None:
-        from dismec.report.figures import check_plot
-
-        check_plot(plot)
 
 
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -426,6 +429,13 @@ cluster_option = click.option(
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def listed_labels(labels: Iterable[str], file: Path | None) -> list[str]:
+    """Return labels given as arguments, and those in a file."""
+    from dismec.data.names import load_names
+
+    return [*labels, *filter(None, load_names(file, blanks=True) if file else ())]
 
 
 def check_new_files(

@@ -38,6 +38,7 @@ from dismec.cli.options import (
     json_option,
     no_features,
     parse_ks,
+    parse_number,
     propensity_options,
     threads_option,
 )
@@ -54,17 +55,6 @@ Predictions = Iterator[tuple[tuple[Any, Any], list[str] | None]]  # of rows, and
 _BATCH_AIMS = ("macro-f1", "coverage")  # `dismec.model.aims.AIMS`, without loading it
 _ROWS_AT_ONCE = 1 << 14
 _PLACES_AT_ONCE = 1 << 22  # labels and scores, 8 bytes each
-
-
-def _parse_threshold(
-    _: click.Context, __: click.Parameter, value: str | None
-) -> float | str | None:
-    if value is None or value in ("micro-f1", "macro-f1"):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number, micro-f1 or macro-f1") from None
 
 
 def _check_aim(_: click.Context, __: click.Parameter, aim: str | None) -> str | None:
@@ -135,7 +125,7 @@ _rank_option = click.option(
 @_rank_option
 @click.option(
     "--threshold",
-    callback=_parse_threshold,
+    callback=parse_number("micro-f1", "macro-f1"),
     metavar="NUMBER|micro-f1|macro-f1",
     help="Predict all labels with at least this score or probability; micro-f1, macro-f1: the "
     "thresholds that calibration chose for this metric.",
@@ -155,6 +145,7 @@ _rank_option = click.option(
     type=PATH,
     metavar="FILE",
     default=STANDARD,
+    show_default=False,
     help="Output file; the format follows from its extension: "
     f"{', '.join(ENDINGS)}; text formats also with .gz [default: -, standard output].",
 )
@@ -346,7 +337,6 @@ def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
     "-k",
     "ks",
     default="1,3,5",
-    show_default=True,
     callback=parse_ks,
     help="Values of k to report, separated by commas.",
 )
@@ -427,7 +417,6 @@ def evaluate(
     "--limit",
     type=click.IntRange(1),
     default=20,
-    show_default=True,
     help="Number of features to show.",
 )
 @data_options(model=True)

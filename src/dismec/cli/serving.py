@@ -17,12 +17,12 @@ from dismec.errors import DismecError
 def _number_option(
     *names: str, least: int = 1, most: int | None = None, **more: Any
 ) -> Callable[[F], F]:
-    return click.option(*names, type=click.IntRange(least, most), show_default=True, **more)
+    return click.option(*names, type=click.IntRange(least, most), **more)
 
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @_number_option(
     "--port", least=0, most=65535, default=8000, help="Port to listen on; 0 picks a free one."
 )

@@ -29,7 +29,10 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     dense_option,
+    file_option,
     json_option,
+    listed_labels,
+    parse_number,
     quiet_option,
     threads_option,
 )
@@ -51,7 +54,7 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     flag = "--" + name.replace("_", "-")
     more: dict[str, Any] = {"help": field.metadata["help"]}
     if name in ("C", "delta"):
-        more |= {"callback": _parse_delta, "metavar": field.metadata["metavar"]}
+        more |= {"callback": parse_number("auto"), "metavar": field.metadata["metavar"]}
         if name == "C":  # the default depends on DATA
             more["help"] += f" [default: auto; 1 for l1, or fewer than {_ENOUGH_ROWS:,} rows]"
     elif name in ("tfidf", "calibrate"):  # the default depends on DATA
@@ -65,18 +68,8 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     else:
         choices = field.metadata.get("choices")
         kind = click.Choice(choices) if choices else type(default)
-        more |= {"type": kind, "default": default, "show_default": default is not None}
+        more |= {"type": kind, "default": default}
     return click.option(flag, *([name] if name == "C" else []), **more)
-
-
-def _parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
-    """Parse a number, "auto", or nothing."""
-    if value is None:
-        return None
-    try:
-        return "auto" if value == "auto" else float(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
 
 
 def _parse_lengths(
@@ -148,11 +141,9 @@ _TEXT_OPTIONS: dict[str, Any] = {
 )
 @dense_option
 @click.option("--dense-only", is_flag=True, help="Use only the labels of DATA, and --dense.")
-@click.option(
+@file_option(
     "--pair-weights",
-    type=PATH,
-    metavar="FILE",
-    help="Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
+    "Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
 )
 @click.option(
     "--label-texts",
@@ -474,10 +465,9 @@ def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
 
     The other labels do not change.
     """
-    from dismec.data.names import load_names
     from dismec.training.edit_labels import update_labels
 
-    labels = list(filter(None, load_names(listed, blanks=True)))
+    labels = listed_labels((), listed)
 
     def run(model: Path, X: Any, Y: Any, names: Any, **common: Any) -> Model:
         return update_labels(model, X, Y, labels, names, **common)
@@ -577,13 +567,10 @@ def remove_labels(
     model: Path, labels: tuple[str, ...], listed: Path | None, as_json: bool, quiet: bool
 ) -> None:
     """Remove LABELS, given by name or number, from MODEL."""
-    from dismec.data.names import load_names
     from dismec.training.edit_labels import remove_labels as run
 
     begin = time.perf_counter()
-    changed = run(
-        model, [*labels, *filter(None, load_names(listed, blanks=True) if listed else ())]
-    )
+    changed = run(model, listed_labels(labels, listed))
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, time.perf_counter() - begin)))
     elif not quiet:

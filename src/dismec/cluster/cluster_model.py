@@ -23,9 +23,7 @@ import numpy.typing as npt
 
 from dismec.cluster.client import Cluster, Tasks
 from dismec.cluster.file_copies import FileSpec, LocalCopy, NeedsFile, open_file, send
-from dismec.data.counts import check_k
 from dismec.data.matrices import Rows
-from dismec.data.mixed import MixedArrays
 from dismec.errors import ModelError
 from dismec.model import weight_files
 from dismec.model.allowed import Allowed
@@ -36,13 +34,14 @@ from dismec.model.model import Model
 from dismec.model.opening import read_head
 from dismec.model.rankings import Rankings
 from dismec.model.scoring import (
+    InputRows,
+    Keep,
     Labels,
+    Ranking,
     RowTransform,
     Scores,
     best_labels,
-    check_explained,
     count_before,
-    empty_topk,
     explained,
     merge_topk,
 )
@@ -322,7 +321,7 @@ class _RemoteShards:
             self._homes[number] = error.worker, kept
 
 
-class _ClusterRanking:
+class _ClusterRanking(Ranking):
     """A ranking of all labels on a cluster: equivalent to `Predictor`, bit for bit.
 
     With `curves`, a slope and an offset per label, labels are ranked by slope·score + offset.
@@ -334,41 +333,26 @@ class _ClusterRanking:
         transform: RowTransform,
         curves: tuple[Float32s, Float32s, float] | None = None,
     ) -> None:
-        self.transform = transform
+        super().__init__(remote.n_labels, transform)
         self._remote = remote
         self._curves = curves
         self._rescalings: dict[int, Any] = {}  # futures, by shard
 
-    @property
-    def n_labels(self) -> int:
-        """Number of labels of the model."""
-        return self._remote.n_labels
+    def _rank(
+        self, rows: InputRows, places: int, threads: int | None, allowed: Allowed | None, keep: Keep
+    ) -> None:
+        """Rank rows on the workers, which use their own numbers of threads."""
 
-    def topk(
-        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
-    ) -> tuple[Labels, Scores]:
-        """Like `Predictor.topk`; `threads` is ignored, as workers use their own."""
-        k = check_k(k)
-        rows = self.transform.arrays(X)
-        if allowed is not None:
-            allowed.check(rows.n_rows)
-        labels, scores = empty_topk(rows.n_rows, k)
-        places = min(k, self.n_labels)
-        if places == 0 or rows.n_rows == 0:
-            return labels, scores
-
-        def keep(start: int, stop: int, found: list[Any]) -> None:
-            best = merge_topk(found, stop - start, places)
-            labels[start:stop, :places], scores[start:stop, :places] = best
+        def merge(start: int, stop: int, found: list[Any]) -> None:
+            keep(start, stop, merge_topk(found, stop - start, places))
 
         def queries() -> Iterator[_Query]:
             for start, stop in _cut_rows(rows, self._remote.threads, allowed):
                 chunk = self.transform.apply_between(rows, start, stop)
                 among = self._among(allowed, start, stop)
-                yield self._query(find_best, chunk, partial(keep, start, stop), places, among)
+                yield self._query(find_best, chunk, partial(merge, start, stop), places, among)
 
         self._remote.run(queries())
-        return labels, scores
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
         """Like `Predictor.decision_function`."""
@@ -378,25 +362,19 @@ class _ClusterRanking:
         result[row, labels[row, place]] = scores[row, place]
         return result
 
-    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """Like `Predictor.explain`."""
-        rows = self.transform.arrays(X)
-        check_explained(rows.n_rows, label, self.n_labels)
+    def _explained(self, row: Rows, label: int) -> tuple[Scores, float]:
         shard, classifier = self._remote.index.find(label)
-        row = self.transform.apply_between(rows, 0, 1)
         found: list[Any] = []
         query = self._query(explain_row, row, found.extend, classifier)
         query.shards = [shard]
         self._remote.run([query])
         weights, score = found[0]
-        return row, weights, score
+        return weights, score
 
-    def place(self, X: Any, label: int) -> int:
-        """Like `Predictor.place`."""
-        row, _, score = self.explain(X, label)
+    def _count_before(self, row: Rows, label: int, score: float) -> int:
         found: list[int] = []
         self._remote.run([self._query(count_labels, row, found.extend, label, score)])
-        return 1 + sum(found)
+        return sum(found)
 
     def _query(
         self,
@@ -450,9 +428,7 @@ class _ClusterRankings(Rankings):
         return _ClusterRanking(self._remote, self.transform.with_bias(1.0), curves)
 
 
-def _cut_rows(
-    rows: Rows | MixedArrays, threads: int, allowed: Allowed | None
-) -> Iterator[tuple[int, int]]:
+def _cut_rows(rows: InputRows, threads: int, allowed: Allowed | None) -> Iterator[tuple[int, int]]:
     """Yield where batches of rows and their label sets start and end, for so many threads."""
     share = rows.n_rows // (_BATCHES_PER_THREAD * max(threads, 1))
     most = min(max(share, _LEAST_ROWS), _MOST_ROWS)

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.measure.metrics import evaluate
+
 Topk: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 Floats = npt.NDArray[np.float32]
 Params = TypeVar("Params", bound=Any)
@@ -79,6 +81,12 @@ def best_by_weights(X: Any, k: int, weights: Any, labels: npt.NDArray[Any]) -> T
     by_feature = sp.csr_matrix(weights)
     places, scores = best_of_rows(X, k, len(labels), lambda rows: (rows @ by_feature).toarray())
     return np.append(labels, -1).astype(np.int32)[places], scores
+
+
+def precision_at_1(X: Any, Y: Any, weights: Any) -> float:
+    """Return P@1 on rows with known labels; column j of the weights belongs to label j."""
+    top, _ = best_by_weights(X, 1, weights, np.arange(Y.shape[1]))
+    return evaluate(Y, top, (1,))["P@1"]
 
 
 def best_entries(matrix: Any, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:

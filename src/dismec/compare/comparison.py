@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +58,6 @@ DEPTHS = (1, 3, 5)
 _METRICS = tuple(f"{metric}@{k}" for metric in ("P", "nDCG", "PSP") for k in DEPTHS)
 assert max(DEPTHS) <= K
 
-_STORE = re.compile("[0-9a-f]{16}")  # name of the folder of one comparison
 _ROWS = "rows-"  # prefix of folders with data for systems
 
 Log = Callable[[str], None]
@@ -77,20 +75,9 @@ def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `DataError` if a folder for results contains anything else."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
+    """Raise `DataError` for a file in place of the folder for results."""
+    if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file; choose a folder for the results")
-    try:
-        others = [path.name for path in folder.iterdir() if not _STORE.fullmatch(path.name)]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot hold results: {error.strerror}") from None
-    if others:
-        raise DataError(
-            f"{folder} contains files that are not results of a comparison, such as "
-            f"{min(others)!r}: choose another folder"
-        )
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ import scipy.sparse as sp
 from scipy.optimize import Bounds, minimize
 from scipy.special import expit
 
-from dismec.compare.baseline import Topk, best_by_weights, best_of, some_at_a_time
+from dismec.compare.baseline import Topk, best_by_weights, best_of, precision_at_1, some_at_a_time
 from dismec.cpu import in_threads
-from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from dismec.training.train import fit as train_one_vs_rest
 
@@ -100,8 +99,7 @@ class LPSR:
 
         def precision(choice: tuple[float, float]) -> float:
             weights = naive_bayes(X[others], Y[others], *choice)
-            top, _ = best_by_weights(with_sums(X[judged]), 1, weights, np.arange(Y.shape[1]))
-            return evaluate(Y[judged], top, (1,))["P@1"]
+            return precision_at_1(with_sums(X[judged]), Y[judged], weights)
 
         return max(choices, key=precision)
 

@@ -36,9 +36,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.compare.baseline import Topk, best_by_weights, settled
+from dismec.compare.baseline import Topk, best_by_weights, precision_at_1, settled
 from dismec.errors import DataError
-from dismec.measure.metrics import evaluate
 
 _FEW_LABELS = 1000  # below: the authors' settings for bibtex; otherwise those for Eurlex-4K
 _CHUNK = 64  # rows per search
@@ -108,8 +107,7 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
                 if not len(judged):
                     best = weights
                     continue
-                top, _ = best_by_weights(X[judged], 1, weights, np.arange(Y.shape[1]))
-                precision = evaluate(Y[judged], top, (1,))["P@1"]
+                precision = precision_at_1(X[judged], Y[judged], weights)
                 since = since + 1 if precision <= best_precision else 0
                 if not since:
                     best, best_precision = weights, precision

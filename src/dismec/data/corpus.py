@@ -66,12 +66,6 @@ def read_texts(
     batch_chars : int, default=16777216
         Approximate number of characters per batch, including an overhead per row.
 
-    Raises
-    ------
-    DataError
-        If something in the file is wrong: ``path:line: reason``. Also if labels seem to be
-        separated by something other than `fmt` says.
-
     Returns
     -------
     iterator of TextBatch
@@ -119,11 +113,6 @@ def read_frame(
     -------
     iterator of TextBatch
         The batches, in the order of the frame.
-
-    Raises
-    ------
-    DataError
-        If something in the frame is wrong.
 
     Examples
     --------

@@ -10,10 +10,9 @@ import gzip
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-import scipy.sparse
 from scipy.sparse import csr_array
 
 from dismec.data.counts import counted
@@ -87,11 +86,6 @@ def load_data(
     Dataset
         The rows, their labels, and the names of the labels if the file has them.
 
-    Raises
-    ------
-    DataError
-        If there is no such file or it cannot be used: ``path:line: reason`` for text.
-
     Examples
     --------
     >>> import tempfile
@@ -109,11 +103,6 @@ def load_data(
     return _loaded(path, labels, (n_features, n_labels), threads)
 
 
-def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
-    """Return X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
-    return _loaded(path, None, (None, None), threads, needs_labels=False).X
-
-
 def feature_batches(
     path: StrPath, *, threads: int | None = None
 ) -> Iterator[csr_array[np.float32]]:
@@ -123,7 +112,7 @@ def feature_batches(
     """
     with detect(path) as data:
         if data.kind != "XMC text":
-            X = load_features(data, threads=threads)
+            X = _loaded(data, None, (None, None), threads, needs_labels=False).X
             for begin in range(0, X.shape[0], _BATCH_ROWS):
                 yield X[begin : begin + _BATCH_ROWS]
             return
@@ -163,12 +152,7 @@ def _loaded(
     return dataset
 
 
-def save_data(
-    dataset: Dataset,
-    path: StrPath,
-    *,
-    labels: StrPath | None = None,
-) -> None:
+def save_data(dataset: Dataset, path: StrPath) -> None:
     """Write rows and labels to a file.
 
     The file appears only when it is complete; if writing fails, a file that was there is unchanged.
@@ -180,17 +164,7 @@ def save_data(
     path : str or path-like
         The file. Its extension determines the format: ``.xmc`` for a binary dataset, ``.txt`` for
         XMC text, ``.svm`` or ``.svmlight`` for text without a header and so without the sizes, a
-        further ``.gz`` for gzipped text, or ``.npz`` for X alone. Only ``.xmc`` keeps the names of
-        labels.
-    labels : str or path-like, default=None
-        The ``.npz`` file for Y. Needed if `path` is a ``.npz`` file.
-
-    Raises
-    ------
-    DataError
-        If the extension is unknown or the dataset cannot be used.
-    OSError
-        If the file cannot be written.
+        further ``.gz`` for gzipped text. Only ``.xmc`` keeps the names of labels.
 
     Examples
     --------
@@ -206,8 +180,6 @@ def save_data(
     X, Y, names = _check_dataset(path, dataset)
     name = path.name.lower()
     kind = name.removesuffix(".gz")
-    if labels is not None and not name.endswith(".npz"):
-        raise DataError(f"{path}: a separate file of labels is supported only with .npz files")
     if name.endswith(".xmc"):
         x, y = (X.indptr, X.indices, X.data), (Y.indptr, Y.indices)
         write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names)
@@ -216,19 +188,9 @@ def save_data(
             packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if kind != name else None
             with packed or nullcontext():
                 write_xmc_text(X, Y, packed or file, header=kind.endswith(".txt"))
-    elif name.endswith(".npz"):
-        if labels is None:
-            raise DataError(
-                f"{path}: a .npz file holds one matrix; name another for the labels", "labels=…"
-            )
-        if Path(labels).resolve() == path.resolve():
-            raise DataError(f"{path}: X and the labels cannot be in the same .npz file")
-        for target, matrix in ((path, X), (Path(labels), Y)):
-            with whole_file(target) as file:
-                scipy.sparse.save_npz(cast(Any, file), matrix)
     else:
         raise DataError(
-            f"{path}: unknown extension; use .xmc, .txt, .svm, .svmlight, .npz, or text with .gz"
+            f"{path}: unknown extension; use .xmc, .txt, .svm, .svmlight, or text with .gz"
         )
 
 

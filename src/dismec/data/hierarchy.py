@@ -39,12 +39,6 @@ class Hierarchy:
     names : list of str
         All names, in the order in which they first occur.
 
-    Raises
-    ------
-    DataError
-        If something is not a pair of names, if a name is empty or its own parent, or if there is a
-        cycle or are too many levels.
-
     Examples
     --------
     >>> from dismec import Hierarchy
@@ -84,11 +78,6 @@ class Hierarchy:
         -------
         Hierarchy
             The hierarchy.
-
-        Raises
-        ------
-        DataError
-            If the file cannot be read or holds no hierarchy: ``path:line: reason``.
         """
         self = cls.__new__(cls)
         self._path, self._lines = path, []
@@ -111,7 +100,8 @@ class Hierarchy:
         numbers: dict[str, int] = {}
         ends: list[int] = []  # children and parents, alternating
         for place, pair in enumerate(pairs):
-            if not _is_pair(pair):
+            names = pair if isinstance(pair, list | tuple) else ()
+            if len(names) != 2 or not all(isinstance(name, str) for name in names):
                 raise DataError(f"{self._at(place)}: {reprlib.repr(pair)} is not a pair of names")
             child, parent = map(str.strip, pair)
             if not child or not parent:
@@ -161,21 +151,6 @@ class Hierarchy:
             found.setdefault(self.names[child], []).append(self.names[parent])
         return found
 
-    def parents(self, name: str) -> list[str]:
-        """Return the parents of a name.
-
-        Parameters
-        ----------
-        name : str
-            The name.
-
-        Returns
-        -------
-        list of str
-            Its parents; none for a name at the top or one that is not in the hierarchy.
-        """
-        return list(self._parents.get(name, ()))
-
     def ancestors(self, name: str) -> list[str]:
         """Return the parents of a name, their parents and so on.
 
@@ -190,11 +165,11 @@ class Hierarchy:
             The ancestors, nearest first, each once.
         """
         found: dict[str, None] = {}
-        above = self.parents(name)
+        above = self._parents.get(name, [])
         while above:
             fresh = [parent for parent in dict.fromkeys(above) if parent not in found]
             found.update(dict.fromkeys(fresh))
-            above = [parent for below in fresh for parent in self.parents(below)]
+            above = [parent for below in fresh for parent in self._parents.get(below, [])]
         return list(found)
 
     @property
@@ -280,15 +255,6 @@ class Hierarchy:
         return LabelTree([*names, *groups], len(names), *edges, levels)
 
 
-def _is_pair(pair: Any) -> bool:
-    return (
-        isinstance(pair, Sequence)
-        and not isinstance(pair, str)
-        and len(pair) == 2
-        and all(isinstance(name, str) for name in pair)
-    )
-
-
 def load_tree(path: StrPath, names: Sequence[str] | None, n_labels: int) -> LabelTree:
     """Read a hierarchy for `n_labels` labels; labels without names are named by number."""
     named = list(names or ())[:n_labels]
@@ -347,6 +313,17 @@ class LabelTree:
     def n_nodes(self) -> int:
         """Number of labels and groups."""
         return len(self.levels)
+
+    def describe_levels(self) -> list[dict[str, Any]]:
+        """Return the numbers of nodes and of labels on each level."""
+        return [
+            {
+                "level": level,
+                "nodes": int(np.count_nonzero(self.levels == level)),
+                "labels": int(np.count_nonzero(self.levels[: self.n_labels] == level)),
+            }
+            for level in range(1, 1 + int(self.levels.max(initial=0)))
+        ]
 
     @cached_property
     def leaves(self) -> npt.NDArray[np.bool_]:

@@ -202,7 +202,11 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     """
     refuse_mask(matrix, what)
     is_collection = hasattr(matrix, "__dask_graph__")
-    matrix = matrix if sp.issparse(matrix) else _as_array(matrix, what)
+    if not sp.issparse(matrix):
+        try:
+            matrix = np.asarray(matrix)
+        except ValueError:
+            raise DataError(f"{what} holds lists of unequal lengths; expected a matrix") from None
     if is_collection and matrix.ndim == 0:
         raise DataError(f"{what} is a Dask collection of sparse blocks: pass its cluster=…")
     if matrix.ndim != 2:
@@ -229,13 +233,6 @@ def refuse_mask(values: Any, what: str) -> None:
         raise DataError(
             f"{what} is masked at [{shown}]: fill it with {what}.filled(0), or leave the row out"
         )
-
-
-def _as_array(matrix: Any, what: str) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(matrix)
-    except ValueError:  # lists of unequal lengths
-        raise DataError(f"{what} holds lists of unequal lengths; expected a matrix") from None
 
 
 def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:

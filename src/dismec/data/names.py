@@ -23,18 +23,9 @@ def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     """Return concatenated names as UTF-8, and where each of them starts and the last one ends."""
     if isinstance(names, Names):
         return names.utf8, names.offsets
-    names = list(names)
-    encoded, offsets, reached = [], np.zeros(len(names) + 1, np.int64), 0
-    for begin in range(0, len(names), _NAMES_AT_ONCE):
-        together = names[begin : begin + _NAMES_AT_ONCE]
-        text = "".join(together).encode()
-        ends = np.cumsum(np.fromiter(map(len, together), np.int64, len(together)))
-        if ends[-1] != len(text):  # counts characters, some of which have several bytes
-            is_first = np.frombuffer(text, np.uint8) & 0xC0 != 0x80
-            ends = np.append(np.flatnonzero(is_first), len(text))[ends]
-        offsets[begin + 1 : begin + 1 + len(ends)] = reached + ends
-        encoded.append(text)
-        reached += len(text)
+    encoded = [name.encode() for name in names]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
     return np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets
 
 
@@ -116,7 +107,7 @@ class Names(Sequence[str]):
             return False
         try:
             utf8, offsets = pack_names(other)
-        except (TypeError, UnicodeEncodeError):
+        except (AttributeError, UnicodeEncodeError):  # not texts, or not valid ones
             return False
         return np.array_equal(self.offsets, offsets) and np.array_equal(self.utf8, utf8)
 

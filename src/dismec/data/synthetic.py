@@ -93,11 +93,6 @@ def generate(
     train, test : Dataset
         The two sets.
 
-    Raises
-    ------
-    DataError
-        If no data can have these sizes.
-
     Examples
     --------
     >>> from dismec import generate
@@ -289,8 +284,7 @@ def generate_text(
     """Generate training and test rows ``(text, label names)`` from the same distribution.
 
     They are generated on demand, so there may be more than fit in memory. A row has the words of
-    the same row of `generate` with the same arguments, as often as they occur there, in some order;
-    the division into sentences has no meaning.
+    the same row of `generate` with the same arguments, as often as they occur there, in some order.
     """
     world, train, test = draw(
         rows, features, labels, labels_per_row, features_per_row, seed, test_rows
@@ -362,37 +356,14 @@ def _label_names(world: World, words: NDArray[Any]) -> list[str]:
 def _texts(
     chunks: Iterable[tuple[Counts, Counts]], words: NDArray[Any], names: list[str], seed: list[int]
 ) -> Iterator[TextRow]:
-    capitals = np.array([word.capitalize() for word in words.tolist()], object)
     for chunk, (counts, positives) in enumerate(chunks):
+        n_rows = counts.shape[0]
+        rows = np.repeat(np.repeat(np.arange(n_rows), np.diff(counts.indptr)), counts.data)
+        word_ids = np.repeat(counts.indices, counts.data)
         rng = np.random.default_rng([*seed, chunk])
-        lengths, word_ids, starts, breaks = _sentences(counts, rng)
-        pieces = np.where(starts, capitals[word_ids], words[word_ids])
-        pieces += np.array([" ", ", ", ". "], object)[breaks]
-        ends = np.cumsum(lengths)
-        for row, (end, length) in enumerate(np.column_stack((ends, lengths)).tolist()):
+        word_ids = word_ids[np.lexsort((rng.random(len(rows)), rows))]
+        ends = np.cumsum(np.bincount(rows, minlength=n_rows))
+        for row, own in enumerate(np.split(words[word_ids], ends[:-1])):
             begin, last = positives.indptr[row : row + 2]
             labels = positives.indices[begin:last].tolist()
-            text = "".join(pieces[end - length : end].tolist())
-            yield text.rstrip(), [names[label] for label in labels]
-
-
-def _sentences(
-    counts: Counts, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.int64]]:
-    """Return words per row and, for each word, its id, whether it starts a sentence, what follows.
-
-    The last is 0 for nothing, 1 for a comma, 2 for a full stop.
-    """
-    n_rows = counts.shape[0]
-    rows = np.repeat(np.repeat(np.arange(n_rows), np.diff(counts.indptr)), counts.data)
-    word_ids = np.repeat(counts.indices, counts.data)
-    word_ids = word_ids[np.lexsort((rng.random(len(rows)), rows))]
-    lengths = np.bincount(rows, minlength=n_rows)
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    left = lengths[rows] - 1 - place
-    sentence = rng.integers(7, 14, n_rows)[rows]
-    within = place % sentence
-    stop = ((within == sentence - 1) & (left >= 3)) | (left == 0)
-    comma = (within == sentence // 2) & (left >= 2) & ~stop & (rng.random(len(rows)) < 0.6)
-    starts = np.roll(stop, 1)  # the very last word also ends a sentence
-    return lengths, word_ids, starts, np.where(stop, 2, comma.astype(np.int64))
+            yield " ".join(own.tolist()).capitalize() + ".", [names[label] for label in labels]

@@ -64,11 +64,6 @@ class TextFormat:
     weight_column : str, default=None
         The column or key of the weights of rows, for training.
 
-    Raises
-    ------
-    DataError
-        If a name is empty.
-
     Examples
     --------
     >>> from dismec import TextFormat

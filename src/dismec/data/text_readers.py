@@ -225,38 +225,34 @@ def _array_values(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Any]]
 
     It is read in pieces: only one entry, and what was read with it, is in memory.
     """
-    text, number, last = "", 1, False
+    text, number = "", 1
 
     def more() -> bool:
-        nonlocal text, last
+        nonlocal text
         whole = StringIO()  # lines may be short, and a list of them many times as large
-        size = 0
-        while size < max(_CHUNK, len(text)) and not last:
-            piece = next(lines, None)
-            last = piece is None
-            size += whole.write(piece or "")
+        while whole.tell() < max(_CHUNK, len(text)) and (piece := next(lines, "")):
+            whole.write(piece)
         text += whole.getvalue()
-        return size > 0
+        return whole.tell() > 0
 
-    def skip() -> None:
+    def skip() -> str:
+        """Skip white space, and return the next character, if any."""
         nonlocal text, number
         while True:
             rest = text.lstrip()
             number += text.count("\n", 0, len(text) - len(rest))
             text = rest
             if text or not more():
-                return
+                return text[:1]
 
     def refuse(reason: str) -> NoReturn:
         raise DataError(f"{path}:{number}: {reason}") from None
 
     skip()
-    text = text.removeprefix("[")
-    skip()
-    first = True
-    while not text.startswith("]"):
+    text, first = text.removeprefix("["), True
+    while (sign := skip()) != "]":
         if not first:
-            if not text.startswith(","):
+            if sign != ",":
                 refuse("expected ',' or ']' after a row of the array; is the file cut off?")
             text = text[1:]
             skip()
@@ -271,10 +267,8 @@ def _array_values(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, Any]]
         yield number, value
         number += text.count("\n", 0, end)
         text = text[end:]
-        skip()
     text = text[1:]
-    skip()
-    if text:
+    if skip():
         refuse("text after the end of the array")
 
 

@@ -66,24 +66,23 @@ def load_row_weights(path: StrPath) -> RowWeights:
     """
     content = read_bytes(path)
     if content.startswith(_NPY):
-        return _loaded_array(path, content)
+        try:
+            array = np.load(io.BytesIO(content), allow_pickle=False)
+        except NPY_ERRORS as error:
+            reason = " ".join(str(error).split())
+            raise DataError(f"{path}: not an array that can be read: {reason}") from None
+        return check_row_weights(
+            array, array.shape[0] if array.ndim else 0, str(path), of_file=True
+        )
     lines = decode_utf8(path, content).rstrip().split("\n")
-    try:
-        found = np.array(lines, dtype=np.float64)
-    except ValueError:
-        number, line = next((n, s) for n, s in enumerate(lines, 1) if not _parses(s))
-        raise DataError(f"{path}:{number}: {line[:40]!r} is not a number") from None
+    found = np.empty(len(lines))
+    for row, line in enumerate(lines):
+        try:
+            found[row] = float(line)
+        except ValueError:
+            raise DataError(f"{path}:{row + 1}: {line[:40]!r} is not a number") from None
     _check_numbers(found, lambda row: f"{path}:{row + 1}")
     return found
-
-
-def _loaded_array(path: StrPath, content: bytes) -> RowWeights:
-    try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except NPY_ERRORS as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not an array that can be read: {reason}") from None
-    return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path), of_file=True)
 
 
 def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None, RowWeights | None]:
@@ -111,14 +110,6 @@ def _check_numbers(weights: RowWeights, where: Callable[[int], str]) -> None:
         )
 
 
-def _parses(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 # float32 (n_rows, n_labels), canonical, with an entry per pair whose weight is not 1. Zeros are
 # stored, too.
 PairWeights: TypeAlias = sp.csr_array
@@ -134,11 +125,9 @@ class PairFile:
 
     path: Path
     matrix: Any = None  # of a .npz file
-    # Otherwise one entry per line that is not blank.
-    lines: Sequence[int] = ()
-    rows: Sequence[int] = ()  # from 0
-    labels: Sequence[str] = ()  # names, or numbers if labels have no names
-    weights: Sequence[float] = ()
+    # Otherwise its lines that are not blank: number, row from 0, label (a name, or a number if
+    # labels have no names) and weight.
+    pairs: Sequence[tuple[int, int, str, float]] = ()
 
     def pairs_of(
         self, n_rows: int, n_labels: int, names: Sequence[str] | None
@@ -147,8 +136,13 @@ class PairFile:
         if self.matrix is not None:
             shape = n_rows, n_labels
             return check_pair_weights(self.matrix, shape, str(self.path), of_file=True)
-        columns = self._columns(n_labels, names)
-        rows = np.array(self.rows, np.int64)
+        known = map(str, range(n_labels)) if names is None else names
+        numbers = {name: number for number, name in reversed(list(enumerate(known)))}
+        columns = np.array([numbers.get(label, -1) for _, _, label, _ in self.pairs], np.int64)
+        if len(unknown := np.flatnonzero(columns < 0)):
+            label = self.pairs[unknown[0]][2]
+            raise self._error(unknown[0], f"the data have no label {label!r}")
+        rows = np.array([row for _, row, _, _ in self.pairs], np.int64)
         if len(beyond := np.flatnonzero(rows >= n_rows)):
             row = rows[beyond[0]] + 1
             present = counted(n_rows, "row")
@@ -157,24 +151,15 @@ class PairFile:
         order = np.argsort(keys, kind="stable")
         if len(again := np.flatnonzero(np.diff(keys[order]) == 0)):
             place = order[again[0] + 1]
-            raise self._error(place, f"row {rows[place] + 1} has label {self.labels[place]} twice")
-        values = np.array(self.weights, np.float64)[order]
+            _, row, label, _ = self.pairs[place]
+            raise self._error(place, f"row {row + 1} has label {label} twice")
+        values = np.array([weight for *_, weight in self.pairs], np.float64)[order]
         indptr = np.searchsorted(rows[order], np.arange(n_rows + 1))
         matrix = csr_on(values, columns[order], indptr, (n_rows, n_labels), canonical=True)
         return _other_than_1(matrix)
 
-    def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
-        """Return the label number of each pair."""
-        labels = map(str, range(n_labels)) if names is None else names
-        numbers = {name: number for number, name in reversed(list(enumerate(labels)))}
-        columns = np.array([numbers.get(label, -1) for label in self.labels], np.int64)
-        if len(unknown := np.flatnonzero(columns < 0)):
-            label = self.labels[unknown[0]]
-            raise self._error(unknown[0], f"the data have no label {label!r}")
-        return columns
-
     def _error(self, place: Any, reason: str) -> DataError:
-        return DataError(f"{self.path}:{self.lines[place]}: {reason}")
+        return DataError(f"{self.path}:{self.pairs[place][0]}: {reason}")
 
 
 def load_pair_weights(path: StrPath) -> PairFile:
@@ -191,16 +176,9 @@ def load_pair_weights(path: StrPath) -> PairFile:
     if content.startswith(_ZIP):
         return PairFile(path, read_npz(path, io.BytesIO(content)))
     text = decode_utf8(path, content)
-    lines, rows, labels, weights = [], [], [], []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        row, label, weight = _parsed(f"{path}:{number}", line)
-        lines.append(number)
-        rows.append(row)
-        labels.append(label)
-        weights.append(weight)
-    return PairFile(path, None, lines, rows, labels, weights)
+    lines = enumerate(text.split("\n"), 1)
+    pairs = [(n, *_parsed(f"{path}:{n}", line)) for n, line in lines if line.strip()]
+    return PairFile(path, None, pairs)
 
 
 def _parsed(where: str, line: str) -> tuple[int, str, float]:

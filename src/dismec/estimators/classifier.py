@@ -172,11 +172,6 @@ class DiSMECClassifier(Estimator):
         -------
         DiSMECClassifier
             The fitted estimator.
-
-        Raises
-        ------
-        DataError
-            If X, y, `sample_weight` or `pair_weight` are invalid.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
         # The checks below see the dense part together with the labels.

@@ -31,11 +31,6 @@ def label_scorer(metric: str = "P@1") -> _LabelScorer:
     callable
         ``scorer(estimator, X, y)``, between 0 and 1, higher is better. It can be pickled.
 
-    Raises
-    ------
-    DataError
-        If the metric is unknown.
-
     Examples
     --------
     >>> from sklearn.model_selection import GridSearchCV, KFold
@@ -69,12 +64,9 @@ class _LabelScorer:
             name = type(estimator).__name__
             raise DataError(f"label_scorer scores the estimators of dismec, not {name}")
         rows, Y = estimator._rows_and_truth(X, y)
-        model = estimator.model_
-        truth = model.truth_of(Y)
         if self.metric in _F1:
-            sets: Any = model.assign(rows)
-            sets.resize(truth.Y.shape)
-            return f1_scores(truth.Y, sets)[self.metric]
+            sets: Any = estimator.model_.assign(rows)
+            sets.resize(Y.shape)
+            return f1_scores(Y, sets)[self.metric]
         k = int(self.metric.partition("@")[2])
-        top = model.predict_topk(rows, min(k, model.n_labels))[0]
-        return truth.metrics(top, (k,))[self.metric] / 100
+        return estimator.model_.evaluate(rows, Y, (k,))[self.metric] / 100

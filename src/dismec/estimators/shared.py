@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, BinaryIO, ClassVar, Self, cast
@@ -17,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
 from dismec.data.matrices import check_Y
-from dismec.data.targets import Kind
 from dismec.data.types import RowsLike
 from dismec.data.weights import RowWeights
 from dismec.errors import DataError
@@ -136,11 +134,6 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         estimator
             The fitted estimator.
-
-        Raises
-        ------
-        ModelError
-            If there is no model, or it is one for the other estimator.
         """
         model = open_model(path)
         self: Self = cls._with_params_of(model)
@@ -390,26 +383,3 @@ def _balanced(n: float, k: int, counts: Floats) -> Floats:
     """Return n/(k·count), clipped to valid costs, and 1 where the count is 0."""
     shares = np.divide(n, k * counts, out=np.ones(len(counts)), where=counts > 0)
     return np.clip(shares, SMALLEST_COST, LARGEST_COST)
-
-
-def check_scorer(kind: Kind) -> None:
-    """Raise `DataError` if `fit` runs for a scikit-learn scorer that cannot score lists of labels.
-
-    The search would catch the scorer's error, set every score to NaN, and still report a best
-    candidate. Errors from `fit` are not hidden: if all fits fail, the search says why.
-    """
-    if kind != "lists":
-        return
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "_fit_and_score":
-        frame = frame.f_back
-    scorer = None if frame is None else frame.f_locals.get("scorer")
-    scorers = getattr(scorer, "_scorers", None)
-    for one in scorers.values() if isinstance(scorers, dict) else (scorer,):
-        metric = getattr(one, "_score_func", None)
-        if getattr(metric, "__module__", "").startswith("sklearn."):
-            raise DataError(
-                f"scikit-learn's {getattr(metric, '__name__', 'scorer')} cannot score lists of "
-                'labels: pass scoring=dismec.label_scorer("micro-F1"), or as labels '
-                "MultiLabelBinarizer().fit_transform(labels)"
-            )

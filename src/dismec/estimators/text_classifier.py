@@ -21,7 +21,7 @@ from dismec.data.training_file import TrainingData
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
-from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
+from dismec.estimators.shared import Estimator, check_none_empty
 from dismec.features.label_texts import label_texts, own_text, with_own_rows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
@@ -71,12 +71,8 @@ class DiSMECTextClassifier(Estimator):
         The labels, in order: names, or numbers if labels were numbers.
     target_ : {"lists", "classes", "indicator", "sparse"}
         The form of the labels passed to `fit`; "classes" is one label per text.
-    coef_ : csr_array of shape (n_labels, n_features)
-        The weights.
-    intercept_ : ndarray of shape (n_labels,)
-        The intercepts.
-    model_ : Model
-        The fitted model.
+    coef_, intercept_, model_
+        As for `DiSMECClassifier`.
 
     Examples
     --------
@@ -169,31 +165,24 @@ class DiSMECTextClassifier(Estimator):
             A list or set of labels for each text, or one label for each text, as strings or
             integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
             `predict` returns the same form. White space around a name is ignored.
-        validation : tuple of texts and labels, default=None
-            Texts for choosing a C or delta that is "auto" and learning probabilities. To use it in
-            a search or a pipeline, call ``set_fit_request(validation=True)``.
+        validation
+            As for `DiSMECClassifier.fit`, of texts.
         classes : iterable of str or int, default=None
             The labels of the columns of an indicator matrix, such as
             ``MultiLabelBinarizer.classes_``. By default the columns of a frame, or their numbers.
-        sample_weight : array-like of shape (n_texts,), default=None
-            Text weights, at least 0, that multiply the losses. Texts of weight 0 are ignored, with
-            all words and labels that only they have.
+        sample_weight
+            As for `DiSMECClassifier.fit`. Texts of weight 0 are ignored, with all words and labels
+            that only they have.
 
         Returns
         -------
         DiSMECTextClassifier
             The fitted estimator.
-
-        Raises
-        ------
-        DataError
-            If the texts or labels are invalid.
         """
         target = Target.of(y, classes)
         texts, dense = _split_dense(X)
         rows = text_column(texts)
         _check_lengths(rows, target)
-        check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
             keep, weights = kept_rows(check_row_weights(sample_weight, len(rows), "sample_weight"))
@@ -350,22 +339,19 @@ class DiSMECTextClassifier(Estimator):
         return self.target_ == "classes" or self._label_type != "str"
 
     def _as_labels(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return labels by number, None for −1; only the names that are needed are decoded."""
+        """Return labels as passed to `fit`, None for −1; only names that are needed are decoded."""
         found, places = np.unique(numbers, return_inverse=True)
         names = self.model_.names or ()
         labels = np.empty(len(found), object)
-        labels[:] = [None if n < 0 else self._label(names[n]) for n in found.tolist()]
+        given = _TYPES.get(self._label_type, str)
+        labels[:] = [None if n < 0 else given(names[n]) for n in found.tolist()]
         return labels[places].reshape(numbers.shape)
 
     def _number_of(self, label: Any) -> int:
-        number = self.model_.find_name(str(label))
-        if number is None:
-            raise DataError(f"{label!r} is not one of the labels")
-        return number
-
-    def _label(self, name: str) -> Any:
-        """Return the label as it was passed to `fit`, by its name in the model."""
-        return name if self._label_type == "str" else _TYPES[self._label_type](name)
+        try:
+            return self.model_.find_label(str(label))
+        except DataError:
+            raise DataError(f"{label!r} is not one of the labels") from None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

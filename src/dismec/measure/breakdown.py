@@ -1,9 +1,13 @@
-"""(true, predicted, training frequency) → metrics per label group and per label.
+"""(true, predicted, training frequency or hierarchy) → metrics per label, group and level.
 
 Labels with training rows are sorted by decreasing frequency (ties: the smaller number first) and
 split into ten groups, as evenly as possible. P@k, nDCG@k and PSP@k of a group are its contributions
 to the metrics over all labels, so the groups add up to the total; R@k and Coverage@k are those of
 the group's own labels. ``docs/howto/inspecting.md`` describes them.
+
+For levels of a hierarchy, the true labels of a row and its first k predicted labels are each
+extended by all their ancestors; ``docs/howto/hierarchy.md`` defines hP@k, hR@k and hF1@k of these
+sets. If nothing is predicted, or nothing is true, the ratio is 0.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.hierarchy import LabelTree
+from dismec.data.types import MatrixLike, WeightsLike
+from dismec.data.weights import RowWeights, check_row_weights
 from dismec.measure import metrics
 from dismec.measure.metrics import Truth
 
@@ -23,6 +30,7 @@ RARE = (1, 5, 10)
 
 GROUPS = 10
 Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[Any]  # int64, or float64 with row weights
 
 
 def frequency_groups(counts: npt.ArrayLike, n_groups: int = GROUPS) -> list[Ints]:
@@ -81,19 +89,13 @@ def by_group(
         gains = gain[found]
         psp = total[f"PSP@{k}"] / 100 / max(gains.sum(), 1e-300)
         add_sums(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
-        add_sums(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
+        discount = 1 / np.log2(np.arange(2, k + 2))
+        attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
+        add_sums(f"nDCG@{k}", discount[places] / attainable / len(top), found)
         add_sums(f"PSP@{k}", gains * psp, found)
         add_sums(f"R@{k}", 1 / _at_least_1(result, "true pairs")[group_of[found]], found)
         once = np.unique(found)
         add_sums(f"Coverage@{k}", 1 / _at_least_1(result, "labels true")[group_of[once]], once)
-    return result
-
-
-def _discounted(Y_true: sp.csr_array, rows: Ints, places: Ints, k: int) -> npt.NDArray[np.float64]:
-    """Return each hit's contribution to the nDCG@k of its row."""
-    discount = 1 / np.log2(np.arange(2, k + 2))
-    attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
-    result: npt.NDArray[np.float64] = discount[places] / attainable
     return result
 
 
@@ -165,23 +167,6 @@ def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float 
     return -float(slope), float(np.exp(intercept)), r2
 
 
-def histogram(values: npt.ArrayLike, bins: int = 40) -> dict[str, list[int]]:
-    """Count integers in bins of equal width: "edges" has one entry more than "rows".
-
-    The last bin starts at or below the 99.5th percentile and includes everything above, so a few
-    very large values do not squeeze the others into one bin.
-    """
-    numbers = np.asarray(values, dtype=np.int64)
-    if numbers.size == 0:
-        return {"edges": [], "rows": []}
-    low, high = int(numbers.min()), int(np.quantile(numbers, 0.995, method="higher"))
-    width = max(1, -(-(high - low + 1) // bins))
-    edges = np.arange(low, high + width + 1, width)
-    place = np.minimum((numbers - low) // width, len(edges) - 2)
-    edges[-1] = max(int(edges[-1]), int(numbers.max()) + 1)
-    return {"edges": edges.tolist(), "rows": np.bincount(place, minlength=len(edges) - 1).tolist()}
-
-
 def precision_of_guesses(
     truth: Truth, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, dict[str, float]]:
@@ -207,3 +192,93 @@ def frequency_range(frequency: Sequence[int]) -> str:
     """Format the range of training rows of a group of labels."""
     most, least = frequency
     return f"{most:,}" if most == least else f"{least:,}–{most:,}"
+
+
+def by_level(
+    Y_true: MatrixLike,
+    top: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    tree: LabelTree,
+    ks: Sequence[int] = (1, 3, 5),
+    weights: WeightsLike | None = None,
+) -> dict[str, Any]:
+    """Compute hierarchical precision and recall, overall and for each level, in percent.
+
+    Labels, true and predicted, are extended by all their ancestors before they are compared.
+
+    Parameters
+    ----------
+    Y_true : indicator matrix of shape (n_rows, n_labels)
+        The true labels, sparse: entries other than 0.
+    top : ndarray of int, shape (n_rows, n_places)
+        Predicted labels, best first; −1 is an empty place.
+    tree : LabelTree
+        The hierarchy of the labels, from `Hierarchy.over`.
+    ks, weights
+        As for `evaluate`.
+
+    Returns
+    -------
+    dict
+        ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
+        "true pairs": …, "hP@1": …, …}, …]}``. "true pairs" counts pairs of a row and a true node.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dismec import Hierarchy, by_level
+    >>> tree = Hierarchy([("pug", "dogs"), ("poodle", "dogs")]).over(["pug", "poodle", "dogs"])
+    >>> Y_true = np.array([[1, 0, 0]])
+    >>> found = by_level(Y_true, np.array([[1]]), tree, ks=[1])  # a poodle is a dog, not a pug
+    >>> found["hP@1"], [level["hP@1"] for level in found["levels"]]
+    (50.0, [100.0, 0.0])
+    """
+    truth: Any = tree.closed(Y_true)
+    if weights is not None:
+        weights = check_row_weights(weights, truth.shape[0])
+        if not (counted := weights > 0).all():
+            truth, top, weights = truth[counted], top[counted], weights[counted]
+    result: dict[str, Any] = {}
+    levels = tree.describe_levels()
+    for entry in levels:
+        entry["true pairs"] = int(np.count_nonzero(tree.levels[truth.indices] == entry["level"]))
+    for k in ks:
+        counts = _node_counts(truth, top[:, :k], tree, weights)
+        result |= _ratios(counts, slice(None), k)
+        for entry in levels:
+            entry |= _ratios(counts, tree.levels == entry["level"], k)
+    return result | {"levels": levels}
+
+
+def by_node(Y_true: Any, top: npt.NDArray[Any], tree: LabelTree) -> dict[str, Counts]:
+    """Count per node: "rows" with it or a label below it, "predicted" rows, and "hits" (both)."""
+    rows, predicted, both = _node_counts(tree.closed(Y_true), top, tree)
+    return {"rows": rows, "predicted": predicted, "hits": both}
+
+
+def _node_counts(
+    truth: Any, top: npt.NDArray[Any], tree: LabelTree, weights: RowWeights | None = None
+) -> tuple[Counts, ...]:
+    """Count the rows, or add up their weights, in which each node is true, predicted, and both."""
+    there = top >= 0
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1))])
+    shape = len(top), tree.n_labels
+    found = sp.csr_array((np.ones(indptr[-1], np.uint8), top[there], indptr), shape=shape)
+    predicted: Any = tree.closed(found)
+    both = predicted.multiply(truth).tocsr()
+    return tuple(
+        np.bincount(
+            matrix.indices,
+            None if weights is None else np.repeat(weights, np.diff(matrix.indptr)),
+            minlength=tree.n_nodes,
+        )
+        for matrix in (truth, predicted, both)
+    )
+
+
+def _ratios(counts: tuple[Counts, ...], nodes: Any, k: int) -> dict[str, float]:
+    true, predicted, both = (float(count[nodes].sum()) for count in counts)
+    return {
+        f"hP@{k}": 100.0 * both / (predicted or 1.0),
+        f"hR@{k}": 100.0 * both / (true or 1.0),
+        f"hF1@{k}": 200.0 * both / ((predicted + true) or 1.0),
+    }

@@ -400,31 +400,31 @@ def expected_calibration_error(
         raise DataError("a probability is not between 0 and 1")
     if bins < 1:
         raise DataError(f"bins is {bins}; expected at least 1")
-    if p.size == 0:
-        return 0.0
-    number = np.minimum((p.ravel() * bins).astype(np.int64), bins - 1)
-    v = np.ones(p.size) if weights is None else np.asarray(weights, np.float64).ravel()
-    if not v.sum() > 0:
-        return 0.0
-    excess = np.bincount(number, v * (p.ravel() - found.ravel()), minlength=bins)
-    return float(np.abs(excess).sum() / v.sum())
+    v = np.ones(p.shape) if weights is None else np.asarray(weights, np.float64)
+    binned = reliability(p.ravel(), found.ravel(), bins, v.ravel())
+    missed = sum(e["pairs"] * abs(e["probability"] - e["share of hits"]) for e in binned)
+    return float(missed / max(v.sum(), 1e-300))
 
 
 def reliability(
-    probabilities: npt.NDArray[Any], hits: npt.NDArray[np.bool_], bins: int = 10
+    probabilities: npt.NDArray[Any],
+    hits: npt.NDArray[Any],
+    bins: int = 10,
+    weights: npt.NDArray[Any] | None = None,
 ) -> list[dict[str, float]]:
     """Bin pairs by probability in equal widths: "pairs", "probability", "share of hits".
 
-    The latter two are means over the pairs in the bin; empty bins are left out.
+    The latter two are means over the pairs in the bin; empty bins are left out. Pairs count by
+    their weights, if given.
     """
     place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
+    v = np.ones(len(place)) if weights is None else weights
     pairs, p, found = (
-        np.bincount(place, values, minlength=bins)
-        for values in (np.ones(len(place)), probabilities, hits)
+        np.bincount(place, values, minlength=bins) for values in (v, v * probabilities, v * hits)
     )
     return [
         {
-            "pairs": int(pairs[i]),
+            "pairs": float(pairs[i]) if weights is not None else int(pairs[i]),
             "probability": float(p[i] / pairs[i]),
             "share of hits": float(found[i] / pairs[i]),
         }

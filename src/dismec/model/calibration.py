@@ -36,14 +36,11 @@ _MOST_PROBABLE = np.nextafter(np.float32(1), np.float32(0))
 class Calibration:
     """A mapping from a model's scores to probabilities, with thresholds for assigning labels.
 
+    Raises `ModelError` if a shape, a sign or a range is wrong.
+
     `shared` holds the coefficients of the shared curve for 1, s, c and s·c; those of the bend for
     1, z and max(0, z − knot) at −2, 0 and 2; and the macro-F1 threshold for labels that have none
     of their own.
-
-    Raises
-    ------
-    ModelError
-        If a shape, a sign or a range is wrong.
     """
 
     slopes: Float32s  # (n_labels,), positive

@@ -347,21 +347,16 @@ def _receipt_text(receipt: _Receipt) -> str:
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
     values: dict[str, Any] = {}
-    kinds: dict[str, type] = {"n_rows": int, "n_features": int, "n_labels": int}
-    kinds |= {"params": dict, "transform": dict, "data": str, "dismec": str, "blocks": list}
-    for key, kind in kinds.items():
-        value: Any = content[key]
-        if type(value) is not kind:
+    required: dict[str, type] = {"n_rows": int, "n_features": int, "n_labels": int, "blocks": list}
+    required |= {"params": dict, "transform": dict, "data": str, "dismec": str}
+    optional = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
+    optional |= {"journal": str, "refined": dict, "first": list, "columns": dict, "examples": list}
+    for key, kind in (required | optional).items():
+        value: Any = content[key] if key in required else content.get(key)
+        if type(value) is not kind and (key in required or value is not None):
             raise ValueError(f"{key!r} is not of type {kind.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**31:
             raise ValueError(f"{key!r} is {value}, which is out of range")
-        values[key] = value
-    kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
-    kinds |= {"journal": str, "refined": dict, "first": list, "columns": dict, "examples": list}
-    for key, kind in kinds.items():
-        value = content.get(key)
-        if not isinstance(value, kind | None):
-            raise ValueError(f"{key!r} is not of type {kind.__name__}")
         values[key] = value
     values["isa"] = values["isa"] or ""
     values["history"] = tuple(values["history"] or ())
@@ -370,7 +365,12 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     values["examples"] = tuple(values["examples"] or ())
     if not all(isinstance(text, str) for text in values["examples"]):
         raise ValueError("an entry of 'examples' is not text")
-    values["parts"] = _parse_parts(content)
+    named = content["parts"]
+    if not isinstance(named, dict) or not named.keys() <= set(PARTS):
+        raise ValueError(f"'parts' has entries other than {', '.join(PARTS)}")
+    if "labels" not in named:
+        raise ValueError("'parts' has no 'labels'")
+    values["parts"] = {name: _parse_receipt(PartReceipt, entry) for name, entry in named.items()}
     values["stats"] = _parse_stats(content.get("stats"))
     if values["journal"] is not None:
         _check_name(values["journal"])
@@ -379,15 +379,6 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
         if values[key] is not None:
             values[key] = tuple(_parse_receipt(ShardReceipt, entry) for entry in values[key])
     return Manifest(**values)
-
-
-def _parse_parts(content: Mapping[str, Any]) -> dict[str, PartReceipt]:
-    named = content["parts"]
-    if not isinstance(named, dict) or not named.keys() <= set(PARTS):
-        raise ValueError(f"'parts' has entries other than {', '.join(PARTS)}")
-    if "labels" not in named:
-        raise ValueError("'parts' has no 'labels'")
-    return {name: _parse_receipt(PartReceipt, entry) for name, entry in named.items()}
 
 
 def _parse_receipt(cls: type[R], entry: Any) -> R:
@@ -420,29 +411,23 @@ def _parse_stats(stats: Any) -> BlockStats | None:
         and stats["solved"] < _MOST_LABELS
         and type(stats["seconds"]) in (int, float)
         and 0 <= stats["seconds"] < _MOST
-        and _are_counts(stats["weight_counts"])
+        and isinstance(stats["weight_counts"], list)
+        and len(stats["weight_counts"]) == BINS
+        and all(map(_is_count, stats["weight_counts"]))
     ):
         raise ValueError("the solver's statistics are not valid for this format")
     return BlockStats(**stats | {"weight_counts": tuple(stats["weight_counts"])})
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and len(values) == BINS and all(map(_is_count, values))
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
-def _check_dense_entry(transform: Mapping[str, Any]) -> None:
-    entry = transform.get("dense", {"width": 1})
+def _check_sizes(manifest: Manifest) -> None:
+    entry = manifest.transform.get("dense", {"width": 1})
     width = entry.get("width") if isinstance(entry, dict) else None
     if type(width) is not int or not 1 <= width < 2**31:
         raise ValueError(f"the transform has {width!r} dense features")
-
-
-def _check_sizes(manifest: Manifest) -> None:
-    _check_dense_entry(manifest.transform)
     scored = manifest.transform.get("n_features", manifest.n_features)
     if scored != manifest.n_features:
         raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")

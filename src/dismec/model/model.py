@@ -20,19 +20,20 @@ from dismec.data.files import WatchedFiles
 from dismec.data.matrices import Rows
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
+from dismec.data.weights import check_row_weights
 from dismec.errors import DataError
 from dismec.features.label_texts import ALONE, share_of_text
-from dismec.measure.metrics import Truth
+from dismec.measure.metrics import Truth, f1_scores, hits
+from dismec.measure.metrics import expected_calibration_error as calibration_error
 from dismec.model.aims import aimed, candidates, psp_exponent
 from dismec.model.allowed import Allowed, LabelsAllowed
-from dismec.model.calibration import Calibration
+from dismec.model.calibration import Calibration, logistic
 from dismec.model.explanation import Explanation, explain
 from dismec.model.label_index import LabelNames
 from dismec.model.manifest import Manifest
-from dismec.model.model_metrics import metrics_of_predictions
 from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.pruning import pruned_params, repacked
-from dismec.model.rankings import Rankings, ShardRankings, assigned, ranked
+from dismec.model.rankings import MACRO_F1, MICRO_F1, Rankings, ShardRankings, assigned, ranked
 from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores, input_rows
 from dismec.model.select_labels import renumbered, selected
@@ -195,7 +196,7 @@ class Model:
             counted(self.n_labels, "label"),
             *([counted(self.n_features, "feature")] if self.n_features or not self.n_dense else []),
             *([counted(self.n_dense, "dense feature")] if self.n_dense else []),
-            f"{_rounded(self.nnz)} weights",
+            counted(self.nnz, "weight"),
             self.precision,
             *(word for word, there in marks.items() if there is not None),
         ]
@@ -234,28 +235,8 @@ class Model:
         -------
         int
             The number of the label, from 0.
-
-        Raises
-        ------
-        DataError
-            If the model has no such label.
         """
         return self._label_names.find(label)
-
-    def find_name(self, name: str) -> int | None:
-        """Return the number of the first label with a name, or None if there is none.
-
-        Parameters
-        ----------
-        name : str
-            The name of the label, in full.
-
-        Returns
-        -------
-        int or None
-            The number of the label, from 0.
-        """
-        return self._label_names.find_name(name)
 
     def select_labels(
         self,
@@ -374,14 +355,6 @@ class Model:
             had training rows or are allowed.
         values : ndarray of float32, shape (n_rows, k)
             Their probabilities or scores, or P/p for "psp"; 0 or −inf at empty places.
-
-        Raises
-        ------
-        DataError
-            If X has more features than the model or values that are not finite, is a matrix where
-            the model takes texts or the other way round, or if a parameter has a wrong value.
-        ModelError
-            If probabilities are requested and the model is not calibrated.
         """
         k = check_k(k)
         if aim is not None:
@@ -621,43 +594,37 @@ class Model:
             thresholds for these metrics.
         """
         chosen = self.allowed_labels(allowed)
-        truth, rows = self.truth_of(Y, A, B, allowed=chosen), self.rows_of(X, threads=threads)
-        topk = partial(self.predict_topk, rows, rank=rank, allowed=chosen, threads=threads)
-        if aim is not None:  # the best labels for one k need not be among those for another
-            tops = {k: topk(k=k, aim=aim)[0] for k in check_ks(ks)}
-            return reduce(or_, (truth.metrics(top, [k], weights) for k, top in tops.items()))
-        assign = partial(self.assign, rows, allowed=chosen, threads=threads)
-        by_score = not self._ranks_by_probability(rank)
-        return metrics_of_predictions(truth, ks, weights, topk, assign, self.calibration, by_score)
-
-    def truth_of(
-        self,
-        Y: LabelsLike,
-        A: float | None = None,
-        B: float | None = None,
-        *,
-        allowed: LabelsAllowed | None = None,
-    ) -> Truth:
-        """Align the true labels of rows with the labels of the model.
-
-        Parameters
-        ----------
-        Y, A, B
-            As for `evaluate`.
-        allowed : labels or indicator matrix, default=None
-            The labels that count. By default all.
-
-        Returns
-        -------
-        Truth
-            The true labels, and the propensities of all labels.
-        """
-        matrix = matrix_of_labels(Y, self.names)
-        chosen = self.allowed_labels(allowed)
+        matrix, rows = matrix_of_labels(Y, self.names), self.rows_of(X, threads=threads)
         if chosen is not None:
             matrix, _ = chosen.filter(matrix)
         constants = self._constants(A, B)
-        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, *constants)
+        truth = Truth.align(matrix, self.label_counts, self.manifest.n_rows, *constants)
+        ks = check_ks(ks)
+        how: dict[str, Any] = {"allowed": chosen, "threads": threads}
+        if aim is not None:  # the best labels for one k need not be among those for another
+            tops = {k: self.predict_topk(rows, k, rank=rank, aim=aim, **how)[0] for k in ks}
+            return reduce(or_, (truth.metrics(top, [k], weights) for k, top in tops.items()))
+        most = max(1, min(max(ks), truth.Y.shape[1]))
+        top, values = self.predict_topk(rows, most, rank=rank, **how)
+        metrics = truth.metrics(top, ks, weights)
+        calibration = self.calibration
+        if calibration is None:
+            return metrics
+        row_weights = None if weights is None else check_row_weights(weights, len(top))
+        there = top >= 0
+        found, p = hits(truth.Y, top)[there], values[there]
+        if self._ranks_by_probability(rank):
+            scores = calibration.scores(top[there], p)
+        else:
+            p, scores = calibration.probabilities(top[there], p), p
+        v = None if row_weights is None else np.repeat(row_weights, there.sum(axis=1))
+        metrics["ECE"] = 100 * calibration_error(p, found, weights=v)
+        metrics["ECE uncalibrated"] = 100 * calibration_error(logistic(scores), found, weights=v)
+        for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
+            sets: Any = self.assign(rows, threshold, **how)
+            sets.resize(truth.Y.shape)
+            metrics[name] = 100 * f1_scores(truth.Y, sets, row_weights)[name]
+        return metrics
 
     def propensities(
         self, A: float | None = None, B: float | None = None
@@ -767,11 +734,6 @@ class Model:
             What an estimator has to know to load the model. By default what the model holds.
         overwrite : bool, default=False
             Whether to overwrite an existing model.
-
-        Raises
-        ------
-        ModelError
-            If there is a model already and `overwrite` is False, or if other files are there.
         """
         manifest = self.manifest
         if estimator is not None:
@@ -800,11 +762,3 @@ def check_dense(what: str, n_rows: int, n_labels: int, itemsize: int, instead: s
             f"{needed / 2**30:,.1f} GiB, but only {free / 2**30:,.1f} GiB of memory are available: "
             f"{instead}"
         )
-
-
-def _rounded(n: int) -> str:
-    """Format a number for people: 950, 12.3 k, 5.3 M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if n >= size:
-            return f"{n / (1e3 if unit == 'k' else size):.1f} {unit}"
-    return f"{n:,}"

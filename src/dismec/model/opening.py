@@ -42,11 +42,6 @@ def open_model(
     Model
         The model.
 
-    Raises
-    ------
-    ModelError
-        If there is no finished model, or if one of its files is missing or damaged.
-
     Examples
     --------
     >>> import numpy as np
@@ -77,24 +72,6 @@ def _open_directory(directory: Path, *, check: bool | None) -> Model:
                 raise
 
 
-def _refined_transform(
-    directory: Path, manifest: Manifest, own: Transform, check: bool | None
-) -> RowTransform:
-    """Return the transform of a refined model."""
-    first = weight_files.read_first(directory, manifest, check=check)
-    with located(directory, ModelError):
-        transform = RefinedTransform(
-            own, first, Refinement.from_dict(manifest.refined or {}), own.bias
-        )
-    if transform.n_columns != manifest.n_columns:
-        informing = (manifest.refined or {})["informing"]
-        raise ModelError(
-            f"{directory}: the first stage does not hold the {counted(informing, 'label')} "
-            "used as features"
-        )
-    return transform
-
-
 def read_head(
     directory: Path, *, check: bool | None = None
 ) -> tuple[Manifest, RowTransform, Parts]:
@@ -108,6 +85,15 @@ def read_head(
     parts = read_parts(directory, manifest, check=check)
     with located(directory, ModelError):
         transform = Transform.from_dict(manifest.transform, parts.labels.idf)
-    if manifest.refined:
-        return manifest, _refined_transform(directory, manifest, transform, check), parts
-    return manifest, transform, parts
+    if not manifest.refined:
+        return manifest, transform, parts
+    first = weight_files.read_first(directory, manifest, check=check)
+    with located(directory, ModelError):
+        refinement = Refinement.from_dict(manifest.refined)
+        refined = RefinedTransform(transform, first, refinement, transform.bias)
+    if refined.n_columns != manifest.n_columns:
+        informing = counted(manifest.refined["informing"], "label")
+        raise ModelError(
+            f"{directory}: the first stage does not hold the {informing} used as features"
+        )
+    return manifest, refined, parts

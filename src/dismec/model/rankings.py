@@ -144,10 +144,13 @@ class Rankings(ABC):
             wanted = " or ".join(["a number", *named])
             raise DataError(f"threshold is {threshold!r}; expected {wanted}")
         if not probabilities:
-            return self.by_score, _rule_by_score(threshold)
+            lowest = _checked_threshold(threshold)
+            return self.by_score, lambda _, scores: (scores >= lowest, scores)
         calibration = self._calibrated()
         if threshold == MACRO_F1:
-            return self.by_margin, _rule_by_margin(calibration)
+            margin = calibration.logits(calibration.macro_thresholds)
+            p_of = calibration.of_logits
+            return self.by_margin, lambda labels, z: (z >= 0, p_of(z + margin[labels]))
         least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
         return self.by_logit, _rule_by_probability(least, calibration)
 
@@ -188,12 +191,13 @@ class ShardRankings(Rankings):
         """Like `Rankings.among`; for many rows and few labels, use shards of only these labels."""
         if allowed is None or not allowed.is_few_for(n_rows):
             return self, allowed
-        few = allowed.prepared(self, lambda: self._cut_down(allowed))
-        return few, None if allowed.mask is not None else allowed
 
-    def _cut_down(self, allowed: Allowed) -> ShardRankings:
-        shards = cut_down(self._shards, allowed.anywhere)
-        return ShardRankings(shards, self.n_labels, self.transform, self.calibration)
+        def cut() -> ShardRankings:
+            shards = cut_down(self._shards, allowed.anywhere)
+            return ShardRankings(shards, self.n_labels, self.transform, self.calibration)
+
+        few = allowed.prepared(self, cut)
+        return few, None if allowed.mask is not None else allowed
 
     def _by_score(self) -> Predictor:
         return Predictor(self._shards, self.n_labels, self.transform)
@@ -290,12 +294,6 @@ class Gains:
         return np.where(there, values, -np.inf)
 
 
-def _rule_by_score(threshold: Any) -> Rule:
-    """Return the rule that takes labels whose scores are at or above a threshold."""
-    least = _checked_threshold(threshold)
-    return lambda _, scores: (scores >= least, scores)
-
-
 def _rule_by_probability(threshold: Any, calibration: Calibration) -> Rule:
     """Return the rule that takes labels whose probabilities are at or above a threshold.
 
@@ -310,15 +308,6 @@ def _rule_by_probability(threshold: Any, calibration: Calibration) -> Rule:
         return p >= least, p
 
     return rule
-
-
-def _rule_by_margin(calibration: Calibration) -> Rule:
-    """Return the rule that takes labels above their thresholds for macro-F1.
-
-    It expects the scores of `Rankings.by_margin`; its values are probabilities.
-    """
-    least = calibration.logits(calibration.macro_thresholds)
-    return lambda labels, z: (z >= 0, calibration.of_logits(z + least[labels]))
 
 
 def assigned(

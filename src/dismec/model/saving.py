@@ -123,7 +123,10 @@ def unpacked(source: Any) -> Iterator[Path | None]:
         if isinstance(source, bytes | bytearray | memoryview):
             name, file = f"{len(source):,} bytes", io.BytesIO(source)
         elif hasattr(source, "read"):
-            name, file = str(getattr(source, "name", "the file object")), _seekable(source)
+            name, file = str(getattr(source, "name", "the file object")), source
+            if isinstance(file.read(0), str):
+                raise ModelError("the file object is open in text mode: open it in binary mode")
+            file = file if file.seekable() else io.BytesIO(file.read())
         elif Path(source).is_file() and zipfile.is_zipfile(source):
             name, file = str(source), stack.enter_context(Path(source).open("rb"))
         else:
@@ -135,13 +138,6 @@ def unpacked(source: Any) -> Iterator[Path | None]:
             yield Path(folder)
         except ModelError as error:
             raise ModelError(str(error).replace(folder, name)) from None
-
-
-def _seekable(file: Any) -> Any:
-    """Return a file object that supports random access."""
-    if isinstance(file.read(0), str):
-        raise ModelError("the file object is open in text mode: open it in binary mode")
-    return file if file.seekable() else io.BytesIO(file.read())
 
 
 def _unpack(name: str, file: Any, folder: Path) -> None:

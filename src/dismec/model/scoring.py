@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ _MIN_CHUNK_ROWS = 8
 
 Labels = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]
+InputRows: TypeAlias = Rows | MixedArrays
+Keep: TypeAlias = Callable[[int, int, tuple[Labels, Scores]], None]
 
 
 class RowTransform(Protocol):
@@ -62,40 +65,86 @@ class RowTransform(Protocol):
     def take(self, X: Any) -> Any:
         """Check input rows; return them in a form that can be indexed by rows."""
 
-    def arrays(self, X: Any) -> Rows | MixedArrays:
+    def arrays(self, X: Any) -> InputRows:
         """Check input rows; return their arrays."""
 
-    def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
+    def apply_between(self, rows: InputRows, begin: int, end: int) -> Rows:
         """Return rows begin … end − 1 of the result of `arrays`, transformed."""
 
 
-class Ranking(Protocol):
+class Ranking(ABC):
     """A ranking of all labels of a model, by a `Predictor` or by the workers of a cluster."""
 
-    @property
-    def n_labels(self) -> int:
-        """Number of labels of the model."""
+    def __init__(self, n_labels: int, transform: RowTransform) -> None:
+        self.n_labels = n_labels
+        self.transform = transform  # applied to rows before scoring
 
-    @property
-    def transform(self) -> RowTransform:
-        """Transform applied to rows before scoring."""
+    @abstractmethod
+    def _rank(
+        self, rows: InputRows, places: int, threads: int | None, allowed: Allowed | None, keep: Keep
+    ) -> None:
+        """Call ``keep(start, stop, best)`` with the best labels of all rows, part by part."""
+
+    @abstractmethod
+    def _explained(self, row: Rows, label: int) -> tuple[Scores, float]:
+        """Return the weights of a label for the entries of a transformed row, and its score."""
+
+    @abstractmethod
+    def _count_before(self, row: Rows, label: int, score: float) -> int:
+        """Return how many labels rank before a label with this score."""
+
+    @abstractmethod
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
+        """Return the scores of all labels, float32 (n_rows, n_labels).
+
+        They take 4·n_rows·n_labels bytes; for many labels, use `topk`. Arguments and errors are
+        as there. An untrained label has score −1, as if trained on negatives only.
+        """
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """Return the k best labels of each row and their scores, as `Predictor.topk`."""
+        """Return the k labels with the highest scores for each row, as `Model.predict_topk`.
 
-    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """Return the scores of all labels, as `Predictor.decision_function`."""
+        X contains input rows, which are transformed chunk by chunk.
+        """
+        k = check_k(k)
+        rows = self.transform.arrays(X)
+        if allowed is not None:
+            allowed.check(rows.n_rows)
+        labels, scores = empty_topk(rows.n_rows, k)
+        places = min(k, self.n_labels)  # k may exceed the number of labels by far
+
+        def keep(start: int, stop: int, best: tuple[Labels, Scores]) -> None:
+            labels[start:stop, :places], scores[start:stop, :places] = best
+
+        if places and rows.n_rows:
+            self._rank(rows, places, threads, allowed, keep)
+        return labels, scores
 
     def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """Return the terms of a label's score for one row, as `Predictor.explain`."""
+        """Return a row transformed, the label's weight for each of its entries, and the score.
+
+        The score equals that of `topk` bit for bit. Only the weights of the label are read.
+        """
+        rows = self.transform.arrays(X)
+        if rows.n_rows != 1:
+            raise DataError(f"X has {counted(rows.n_rows, 'row')}; one is explained at a time")
+        if not 0 <= label < self.n_labels:
+            raise DataError(f"label {label}; expected one of 0 to {self.n_labels - 1}")
+        row = self.transform.apply_between(rows, 0, 1)
+        return row, *self._explained(row, label)
 
     def place(self, X: Any, label: int) -> int:
-        """Return the rank of a label for one row, as `Predictor.place`."""
+        """Return the rank of a label for one row, from 1, in the order of `topk`.
+
+        Errors are those of `explain`.
+        """
+        row, _, score = self.explain(X, label)
+        return 1 + self._count_before(row, label, score)
 
 
-class Predictor:
+class Predictor(Ranking):
     """The shards of a model, ready to score rows against all labels.
 
     The score of a label is Σ value·weight over the features of the transformed row in ascending
@@ -110,8 +159,7 @@ class Predictor:
     """
 
     def __init__(self, shards: Sequence[Shard], n_labels: int, transform: RowTransform) -> None:
-        self.n_labels = n_labels
-        self.transform = transform
+        super().__init__(n_labels, transform)
         held = np.zeros(n_labels, np.int64)
         for shard in shards:
             if shard.n_features != transform.n_columns:
@@ -127,37 +175,17 @@ class Predictor:
         self._shards = [shard.native for shard in shards]
         self._index = LabelIndex(shards, n_labels)
 
-    def topk(
-        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
-    ) -> tuple[Labels, Scores]:
-        """Return the k labels with the highest scores for each row, as `Model.predict_topk`.
-
-        X contains input rows, which are transformed chunk by chunk.
-        """
-        k = check_k(k)
-        rows = self.transform.arrays(X)
-        if allowed is not None:
-            allowed.check(rows.n_rows)
-        labels, scores = empty_topk(rows.n_rows, k)
-        places = min(k, self.n_labels)  # k may exceed the number of labels by far
-        if places == 0:
-            return labels, scores
-
+    def _rank(
+        self, rows: InputRows, places: int, threads: int | None, allowed: Allowed | None, keep: Keep
+    ) -> None:
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
             among = None if allowed is None else self._index.among(allowed, start, stop)
-            best = best_labels(self._shards, chunk, places, among)
-            labels[start:stop, :places], scores[start:stop, :places] = best
+            keep(start, stop, best_labels(self._shards, chunk, places, among))
 
         _for_chunks(rank, rows.n_rows, threads)
-        return labels, scores
 
-    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """Return the scores of all labels, float32 (n_rows, n_labels).
-
-        They take 4·n_rows·n_labels bytes; for many labels, use `topk`. Arguments and errors are
-        as there. An untrained label has score −1, as if trained on negatives only.
-        """
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:  # noqa: D102
         rows = self.transform.arrays(X)
         scores = np.empty((rows.n_rows, self.n_labels), dtype=np.float32)
 
@@ -171,25 +199,12 @@ class Predictor:
         scores[:, self._unseen] = -1
         return scores
 
-    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """Return a row transformed, the label's weight for each of its entries, and the score.
-
-        The score equals that of `topk` bit for bit. Only the weights of the label are read.
-        """
-        rows = self.transform.arrays(X)
-        check_explained(rows.n_rows, label, self.n_labels)
+    def _explained(self, row: Rows, label: int) -> tuple[Scores, float]:
         shard, classifier = self._index.find(label)
-        row = self.transform.apply_between(rows, 0, 1)
-        weights, score = explained(self._shards[shard], classifier, row)
-        return row, weights, score
+        return explained(self._shards[shard], classifier, row)
 
-    def place(self, X: Any, label: int) -> int:
-        """Return the rank of a label for one row, from 1, in the order of `topk`.
-
-        Errors are those of `explain`.
-        """
-        row, _, score = self.explain(X, label)
-        return 1 + count_before(self._shards, row, self.n_labels, label, score)
+    def _count_before(self, row: Rows, label: int, score: float) -> int:
+        return count_before(self._shards, row, self.n_labels, label, score)
 
 
 def input_rows(
@@ -268,14 +283,6 @@ def merge_topk(
     order: npt.NDArray[np.intp] = np.lexsort((labels.view(np.uint32), -scores), axis=1)
     order = order[:, :places]
     return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
-
-
-def check_explained(n_rows: int, label: int, n_labels: int) -> None:
-    """Raise `DataError` unless there is one row, and the label is one of the model."""
-    if n_rows != 1:
-        raise DataError(f"X has {counted(n_rows, 'row')}; one is explained at a time")
-    if not 0 <= label < n_labels:
-        raise DataError(f"label {label}; expected one of 0 to {n_labels - 1}")
 
 
 def explained(shard: Any, classifier: int, row: Rows) -> tuple[Scores, float]:

@@ -186,7 +186,12 @@ def read_shards(
     """
     receipts = manifest.shards or ()
     shards = _read_files(directory, manifest.n_labels, receipts, manifest.n_columns, check)
-    _check_held(directory, counts, shards)
+    labels = np.concatenate([np.empty(0, np.int32), *(shard.labels for shard in shards)])
+    held = np.bincount(labels, minlength=len(counts))
+    if (held > 1).any():
+        raise ModelError(f"{directory}: a label is in its shards twice")
+    if not np.array_equal(held > 0, counts > 0):
+        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
     return shards
 
 
@@ -239,16 +244,6 @@ def read_shard(
     ):
         raise ModelError(f"{path}: its classifiers do not cover its labels")
     return shard
-
-
-def _check_held(directory: Path, counts: npt.NDArray[np.int64], shards: Sequence[Shard]) -> None:
-    """Check that every label with training rows is in one shard, and other labels in none."""
-    labels = np.concatenate([np.empty(0, np.int32), *(shard.labels for shard in shards)])
-    held = np.bincount(labels, minlength=len(counts))
-    if (held > 1).any():
-        raise ModelError(f"{directory}: a label is in its shards twice")
-    if not np.array_equal(held > 0, counts > 0):
-        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
 
 
 def _check_entries(path: Path, rows: Rows, n_columns: int) -> None:

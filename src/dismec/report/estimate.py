@@ -88,11 +88,14 @@ def estimate_training(
         rate = spent / work[sample].sum()
     core_seconds = float(rate * work[ranked].sum())
     share = kept / len(sample)  # share of labels with a weight for each feature
+    weights = share * len(ranked)
+    # Two bytes per index, or a bit per label if that is less.
+    places = np.minimum(2 * weights, len(ranked) / 8)
     return {
         "seconds": core_seconds / threads,
         "core-seconds": core_seconds,
         "peak bytes": _peak(*whole, params, threads, float(share.sum())),
-        "model bytes": _model_bytes(share, len(ranked), params.precision),
+        "model bytes": int(weights.sum() * PRECISIONS[params.precision].itemsize + places.sum()),
         "sampled labels": len(sample),
         "sampled seconds": spent,
         "labels to solve": len(ranked),
@@ -136,13 +139,6 @@ def _peak(
         arrays += _TIER_NON_ZERO * X.nnz + _TIER_ROW_OR_FEATURE * n_vector
         a_thread -= (_ROW_OR_FEATURE - _TIER_ROW_OR_FEATURE) * n_vector
     return int(arrays + _PROCESS + threads * a_thread + block * _WEIGHT)
-
-
-def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) -> int:
-    """Return the bytes of values and indices: two bytes per index, or a bit per label if less."""
-    weights = share * n_labels
-    places = np.minimum(2 * weights, n_labels / 8)
-    return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
 
 
 def summarize_estimate(training: dict[str, Any]) -> list[str]:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from dismec.data.dataset import Dataset
 from dismec.data.hierarchy import LabelTree
 from dismec.errors import DataError
-from dismec.measure.breakdown import by_group, by_label, precision_of_guesses
-from dismec.measure.levels import by_level, by_node
+from dismec.measure.breakdown import by_group, by_label, by_level, by_node, precision_of_guesses
 from dismec.measure.metrics import Truth, hits, reliability
 from dismec.model.model import Model
 
@@ -33,7 +32,7 @@ def describe_test(
     rows (their number is "labels judged"; ties: more test rows first); "all labels", one list per
     column, the most frequent in training first, with None if there is nothing to measure; for a
     calibrated model, "reliability" of the probabilities in the first 5 places; and with a `tree` of
-    the labels of both, "hierarchy": its "levels" (`measure.levels`) and, for all "nodes", their
+    the labels of both, "hierarchy": its "levels" (`by_level`) and, for all "nodes", their
     numbers in the first 5 places.
     """
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
@@ -57,21 +56,13 @@ def describe_test(
         there = top >= 0
         found["reliability"] = reliability(values[there], hits(truth.Y, top)[there])
     if tree is not None:
-        found["hierarchy"] = by_level(truth.Y, top, tree, KS) | {
-            "nodes": _node_columns(truth, top, tree)
-        }
+        counts = by_node(truth.Y, top, tree)
+        nodes: dict[str, list[Any]] = {"test rows": counts["rows"].tolist()}
+        for name, of in (("precision", "predicted"), ("recall", "rows")):
+            pairs = zip(counts["hits"].tolist(), counts[of].tolist(), strict=True)
+            nodes[name] = [round(100 * hit / all_, 2) if all_ else None for hit, all_ in pairs]
+        found["hierarchy"] = by_level(truth.Y, top, tree, KS) | {"nodes": nodes}
     return found
-
-
-def _node_columns(
-    truth: Truth, top: npt.NDArray[np.int32], tree: LabelTree
-) -> dict[str, list[Any]]:
-    found = by_node(truth.Y, top, tree)
-    columns: dict[str, list[Any]] = {"test rows": found["rows"].tolist()}
-    for name, of in (("precision", "predicted"), ("recall", "rows")):
-        pairs = zip(found["hits"].tolist(), found[of].tolist(), strict=True)
-        columns[name] = [round(100 * hit / all_, 2) if all_ else None for hit, all_ in pairs]
-    return columns
 
 
 def all_names(model: Model, data: Dataset) -> Sequence[str] | None:
@@ -145,12 +136,4 @@ def describe_hierarchy(
     if test is not None:
         nodes |= {key: test["nodes"][key] for key in ("test rows", "precision", "recall")}
         return {"levels": test["levels"], "nodes": nodes}
-    levels = [
-        {
-            "level": level,
-            "nodes": int(np.count_nonzero(tree.levels == level)),
-            "labels": int(np.count_nonzero(tree.levels[: tree.n_labels] == level)),
-        }
-        for level in range(1, 1 + int(tree.levels.max(initial=0)))
-    ]
-    return {"levels": levels, "nodes": nodes}
+    return {"levels": tree.describe_levels(), "nodes": nodes}

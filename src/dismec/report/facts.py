@@ -20,7 +20,7 @@ from dismec.data.text_format import TextFormat
 from dismec.errors import DataError
 from dismec.features.text_rows import learn, weighted_rows
 from dismec.features.vocabulary import TextParams
-from dismec.measure.breakdown import describe_frequencies, histogram
+from dismec.measure.breakdown import describe_frequencies
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished
 from dismec.model.manifest import Manifest
@@ -35,8 +35,6 @@ from dismec.training.params import TrainingParams
 
 _SECTIONS = (
     "label frequencies",
-    "features of a row",
-    "characters of a text",
     "most frequent labels",
     "rare labels",
     "similar names",
@@ -78,13 +76,7 @@ def describe_data(
     -------
     dict
         Numbers such as "rows", "features" and "labels per row", and the entries "label
-        frequencies", "features of a row", "duplicate rows" and "training", which is None without
-        `estimate`.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read.
+        frequencies", "duplicate rows" and "training", which is None without `estimate`.
 
     Examples
     --------
@@ -103,7 +95,6 @@ def describe_data(
     counts = np.bincount(without_unused(Y)[0].indices)  # labels with rows
     used = len(counts)
     n_rows = X.shape[0]
-    of_row = np.diff(X.indptr)
     return {
         "rows": n_rows,
         "features": X.shape[1],
@@ -114,10 +105,9 @@ def describe_data(
         "labels per row": round(Y.nnz / max(n_rows, 1), 2),
         "rows per label": round(Y.nnz / max(used, 1), 2),
         "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
-        "rows without features": int(np.count_nonzero(of_row == 0)),
+        "rows without features": int(np.count_nonzero(np.diff(X.indptr) == 0)),
         "label names": names is not None,
         "label frequencies": describe_frequencies(counts),
-        "features of a row": histogram(of_row),
         **describe_labels(Y, names),
         "duplicate rows": describe_duplicates(row_hashes(X), Y),
         "training": estimate_training(X, Y, threads=threads) if estimate else None,
@@ -133,29 +123,25 @@ def describe_texts(
 ) -> dict[str, Any]:
     """Describe a file of texts, reading it one batch at a time.
 
-    The arguments and the result are like those of `describe_data`, but the histogram is "characters
-    of a text", and duplicates are "duplicate texts". For an estimate the texts are read twice more,
-    and their words are the features.
+    The arguments and the result are like those of `describe_data`, but duplicates are "duplicate
+    texts". For an estimate the texts are read twice more, and their words are the features.
     """
     path, fmt = detect(path).read_twice(), fmt or TextFormat()
     numbers: dict[str, int] = {}
     labels: list[npt.NDArray[np.int32]] = []
     of_row: list[npt.NDArray[np.int64]] = []
-    lengths: list[npt.NDArray[np.int64]] = []
     duplicates = Duplicates()
-    empty = 0
+    characters = empty = 0
     for batch in read_texts(path, fmt, needs_labels=False):
         found = [numbers.setdefault(name, len(numbers)) for row in batch.labels for name in row]
         labels.append(np.array(found, np.int32))
         of_row.append(np.fromiter(map(len, batch.labels), np.int64, len(batch.labels)))
-        lengths.append(np.fromiter(map(len, batch.texts), np.int64, len(batch.texts)))
+        characters += sum(map(len, batch.texts))
         empty += sum(not text.strip() for text in batch.texts)
         duplicates.add(batch.texts)
     indices, ends = np.concatenate(labels), np.append(0, np.cumsum(np.concatenate(of_row)))
     n_rows, n_labels = len(ends) - 1, len(numbers)
     Y = sp.csr_array((np.ones(len(indices), np.uint8), indices, ends), (n_rows, n_labels))
-    of_text = np.concatenate(lengths)
-    characters = int(of_text.sum())
     return {
         "rows": n_rows,
         "characters": characters,
@@ -166,7 +152,6 @@ def describe_texts(
         "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
         "rows without text": empty,
         "label frequencies": describe_frequencies(np.bincount(Y.indices, minlength=n_labels)),
-        "characters of a text": histogram(of_text),
         **describe_labels(Y, list(numbers)),
         "duplicate texts": duplicates.facts(Y),
         "training": _estimate(Texts.of(path, fmt), threads) if estimate and Y.nnz else None,

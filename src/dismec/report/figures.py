@@ -1,4 +1,4 @@
-"""Facts, and tables of tuning and sweeps → figures (the only module that imports matplotlib).
+"""Facts → figures (the only module that imports matplotlib).
 
 The colors are those of Okabe and Ito, which color-blind readers can distinguish. Figures of facts
 are SVG with a bounded number of elements, regardless of the number of labels.
@@ -14,39 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from dismec.data.files import StrPath
-from dismec.errors import DataError, DismecError
+from dismec.errors import DismecError
 from dismec.measure.breakdown import frequency_range
 from dismec.solve.block import BINS, SIDE
-
-_Table = Sequence[Mapping[str, float]]
 
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
 # For curves, which also differ in markers and dashes.
 COLORS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
 MARKERS = "osD^vP"
-_DASHES = ("-", "--", ":", "-.", "-", "--")
-_STYLE = {
-    "svg.fonttype": "none",  # keeps text as text: searchable and compact
-    "svg.hashsalt": "dismec",  # makes the bytes of a figure reproducible
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E4E4E4",
-    "legend.frameon": False,
-}
-# Above the axes, where no line can cross it.
-_ABOVE: dict[str, Any] = {
-    "loc": "lower left",
-    "bbox_to_anchor": (0, 1),
-    "borderaxespad": 0.2,
-    "ncols": 6,
-    "fontsize": 8,
-}
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -68,24 +45,6 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
         plain_ticks(ax.yaxis)
         ax.set_xlabel("rank of the label")
         ax.set_ylabel("rows with the label")
-
-    return draw_svg(draw)
-
-
-def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
-    """Draw the histogram of features or characters per row; the last bin is open."""
-    edges, rows = histogram["edges"], histogram["rows"]
-    # The last bin may be very wide; it is drawn as wide as the others.
-    shown = [*edges[:-1], 2 * edges[-2] - edges[-3] if len(edges) > 2 else edges[-1]]
-
-    def draw(ax: Any) -> None:
-        ax.stairs(rows, shown, fill=True, color=BLUE)
-        more = f" (last bar: {edges[-2]:,} or more)" if edges[-1] > shown[-1] else ""
-        plain_ticks(ax.xaxis)
-        plain_ticks(ax.yaxis)
-        ax.set_xlabel(what + more)
-        ax.set_ylabel("rows")
-        ax.grid(axis="x", visible=False)
 
     return draw_svg(draw)
 
@@ -186,62 +145,34 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
     return draw_svg(draw)
 
 
-def draw_sweep(table: _Table, path: StrPath) -> None:
-    """Draw P@k, weights and time of each delta (`pruning_curve`), as the file's suffix says."""
+def draw_pruning(table: Sequence[Mapping[str, float]]) -> bytes:
+    """Draw P@k and the number of weights of each delta (the paper's Figure 5)."""
     deltas = [row["delta"] for row in table]
-    unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
 
-    def draw(figure: Any) -> None:
-        quality, size = figure.subplots(2, 1, sharex=True)
-        _curves(quality, table, "delta", [name for name in table[0] if name.startswith("P@")])
-        quality.set_ylabel("P@k, %")
-        quality.legend(**_ABOVE)
-        time = size.twinx()
-        time.grid(visible=False)
-        _curves(size, table, "delta", ["weights"], unit)
-        _curves(time, table, "delta", ["ms per row"], first=1)
-        size.set_ylabel(f"weights, {name}")
-        time.set_ylabel("prediction, core-ms per row")
-        for axes in (size, time):
-            axes.set_ylim(bottom=0)
+    def draw(ax: Any) -> None:
+        size = ax.twinx()
+        size.plot(deltas, [row["weights"] for row in table], color=GREY, ls="--", label="weights")
+        curves = [name for name in table[0] if name.startswith("P@")]
+        for name, color, marker in zip(curves, COLORS, MARKERS, strict=False):
+            values = [row[name] for row in table]
+            ax.plot(deltas, values, color=color, marker=marker, ms=4, label=name)
         # 0 has no place on a logarithmic scale, so the axis is linear up to the smallest other Δ.
-        least = min((delta for delta in deltas if delta > 0), default=0.01)
-        size.set_xscale("symlog", linthresh=least)
-        size.set_xlim(left=deltas[0])
-        size.set_xticks(deltas, [f"{delta:g}" for delta in deltas], rotation=60)
-        size.minorticks_off()
-        size.set_xlabel("Δ: weights with |w| < Δ are dropped")
-        size.legend(handles=[*size.get_lines(), *time.get_lines()], **_ABOVE)
+        ax.set_xscale("symlog", linthresh=min((d for d in deltas if d > 0), default=0.01))
+        ax.set_xticks(deltas, [f"{delta:g}" for delta in deltas], rotation=60)
+        ax.minorticks_off()
+        ax.set_xlabel("Δ: weights with |w| < Δ are dropped")
+        ax.set_ylabel("P@k, %")
+        size.set(ylim=0, ylabel="weights (dashed)")
+        size.grid(visible=False)
+        plain_ticks(size.yaxis)
+        ax.legend(loc="lower left")
 
-    _draw(draw, path, Path(path).suffix.lower().lstrip("."), (5.2, 5.4))
-
-
-def _curves(
-    axes: Any, table: _Table, x: str, names: Sequence[str], unit: float = 1, first: int = 0
-) -> None:
-    """Draw columns of a table against its column x, starting with style number `first`."""
-    for name, color, marker, dashes in zip(
-        names, COLORS[first:], MARKERS[first:], _DASHES[first:], strict=False
-    ):
-        style = {"color": color, "marker": marker, "ls": dashes, "ms": 4, "lw": 1.4}
-        axes.plot(
-            [row[x] for row in table], [row[name] / unit for row in table], label=name, **style
-        )
+    return draw_svg(draw)
 
 
 def check_drawing() -> None:
     """Raise `DismecError` if matplotlib is not installed; check before long work."""
     _new_figure(1, 1)
-
-
-def check_plot(path: StrPath) -> None:
-    """Raise `DataError` unless a figure can be written to the file; check before long work."""
-    target = Path(path)
-    known = _new_figure(1, 1).canvas.get_supported_filetypes()
-    if target.suffix.lower().lstrip(".") not in known:
-        raise DataError(f"{target.name}: unknown extension; use .svg, .png or .pdf")
-    if not target.parent.is_dir():
-        raise DataError(f"{target.parent}: no such directory")
 
 
 def _new_figure(width: float, height: float) -> Any:
@@ -254,21 +185,15 @@ def _new_figure(width: float, height: float) -> Any:
 
 
 def draw_svg(draw: Any, height: float = 4.2) -> bytes:
-    """Return an SVG of what `draw` puts on its axes."""
-    target = io.BytesIO()
-    _draw(lambda figure: draw(figure.add_subplot()), target, "svg", (7.5, height))
-    return target.getvalue()
-
-
-def _draw(draw: Any, target: Any, kind: str, size: tuple[float, float]) -> None:
-    """Write what `draw` puts on a figure; the same input gives the same bytes."""
-    figure = _new_figure(*size)  # raises if matplotlib is missing
+    """Return an SVG of what `draw` puts on its axes; the same input gives the same bytes."""
+    figure = _new_figure(7.5, height)  # raises if matplotlib is missing
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
-        draw(figure)
-        metadata = _NO_METADATA if kind == "svg" else None
-        figure.savefig(target, format=kind, metadata=metadata)
+    target = io.BytesIO()
+    with rc_context(fname=_STYLE):
+        draw(figure.add_subplot())
+        figure.savefig(target, format="svg", metadata=_NO_METADATA)
+    return target.getvalue()
 
 
 def plain_ticks(axis: Any) -> None:

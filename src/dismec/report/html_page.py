@@ -8,6 +8,7 @@ or filtered.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -28,6 +29,11 @@ def _resource(name: str) -> str:
     return (files("dismec.report") / name).read_text("utf-8").strip()
 
 
+def _filled(name: str, **parts: str) -> str:
+    """Return a file of this package with parts, which may contain braces, in its places."""
+    return re.sub(r"\{(\w+)\}", lambda place: parts[place[1]], _resource(name))
+
+
 def page_of(title: str, sections: Iterable[str]) -> str:
     """Return a page of HTML sections, with the script if there is a table of labels."""
     title, body = html_text(title), "\n".join(sections)
@@ -37,26 +43,21 @@ def page_of(title: str, sections: Iterable[str]) -> str:
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
         "form-action 'none'" + (f"; script-src 'sha256-{source}'" if script else "")
     )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{_resource('report.css')}\n</style>\n</head>\n<body>\n"
-        f"<h1>{title}</h1>\n{body}\n"
-        + (f"<script>{script}</script>\n" if script else "")
-        + "</body>\n</html>\n"
+    return _filled(
+        "page.html",
+        title=title,
+        policy=policy,
+        style=_resource("report.css"),
+        body=body,
+        script=f"<script>{script}</script>" if script else "",
     )
 
 
 def paragraphs(lines: Iterable[str], kind: str = "") -> str:
     """Return plain text as HTML, one paragraph per line, with the class `kind`."""
     start = f'<p class="{kind}">' if kind else "<p>"
-    return "\n".join(f"{start}{_unbroken(html_text(line))}</p>" for line in lines)
-
-
-def _unbroken(text: str) -> str:
-    """Return the text such that no line starts with a percent sign."""
-    return text.replace(" %", "\u00a0%")
+    # No line starts with a percent sign.
+    return "\n".join(f"{start}{html_text(line)}</p>".replace(" %", "\u00a0%") for line in lines)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
@@ -105,11 +106,11 @@ def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
     Columns are lists of equal length, shown in the given order; "name" is one of them, and "label"
     appears only in the CSV. If there are more than `MOST_LABELS` labels, the first ones are shown.
     """
-    n_labels = len(columns["name"])
+    n_labels, titles = len(columns["name"]), {"label": "", "name": "label"}
     entries: list[dict[str, Any]] = [
         {
             "key": key,
-            "title": "" if key == "label" else _head_of(key),
+            "title": titles.get(key, f"{key}, %" if key in _PERCENT else key),
             "digits": 1 if key in _PERCENT else 0,
             "values": list(values[:MOST_LABELS]),
         }
@@ -125,31 +126,16 @@ def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
     data = json.dumps({"columns": entries, "file": file}, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     left = max(n_labels - _AT_ONCE, 0)
-    note = ""
+    rest = f'<p class="rest">… and {left:,} more.</p>\n' if left else ""
     if n_labels > MOST_LABELS:
-        note = (
+        rest += (
             f'<p class="note">The {MOST_LABELS:,} most frequent of {n_labels:,} labels: '
             "<code>dismec inspect --csv FILE</code> writes them all.</p>\n"
         )
-    return (
-        '<div class="labels">\n<div class="tools" hidden><label>Filter by name '
-        '<input type="search" autocomplete="off"></label>'
-        '<button type="button" class="csv">Download CSV</button>'
-        '<span class="count" role="status"></span></div>\n'
-        f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody>'
-        f'</table></div>\n<p><button type="button" class="more" hidden>Show more</button></p>\n'
-        + (f'<p class="rest">… and {left:,} more.</p>\n' if left else "")
-        + f'{note}<script type="application/json">{data}</script>\n</div>'
-    )
+    return _filled("labels.html", heads=heads, rows=rows, rest=rest, data=data)
 
 
 _PERCENT = ("precision", "recall", "F1")
-
-
-def _head_of(key: str) -> str:
-    if key == "name":
-        return "label"
-    return f"{key}, %" if key in _PERCENT else key
 
 
 def _cell(entry: Mapping[str, Any], place: int) -> str:

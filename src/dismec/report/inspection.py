@@ -67,17 +67,14 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if "rows" in facts:
         headline, *details = summarize_data(facts)
         yield paragraphs([headline], "headline") + paragraphs(details)
-        yield from _anomalies(facts)
+        if anomalies := list_anomalies(facts):
+            items = "".join(f"<li>{html_text(line)}</li>" for line in anomalies)
+            yield f"<h2>Check before training</h2><ul>{items}</ul>"
     if "all labels" in facts:
         yield from map(section_of, label_sections(facts))
     yield section_of(_frequencies(facts["label frequencies"], "Label frequencies"))
     if "all labels" in facts:
         yield "<h2>All labels</h2>" + label_table(facts["all labels"], "labels.csv")
-    for key, what in (("features of a row", "features"), ("characters of a text", "characters")):
-        if facts.get(key, {}).get("rows"):
-            drawing = partial(figures.draw_histogram, facts[key], f"{what} per row")
-            text = f"Number of rows by number of {what}."
-            yield section_of(Section(key.capitalize(), text=text, draw=drawing))
     if facts.get("training"):
         lines = summarize_estimate(facts["training"])
         yield "<h2>Estimated cost of training</h2>" + paragraphs(lines)
@@ -85,13 +82,6 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     yield folded(
         "All facts", [table(list(table_1), [list(table_1.values())]), "<p></p>", _facts(facts)]
     )
-
-
-def _anomalies(facts: Mapping[str, Any]) -> Iterator[str]:
-    lines = list_anomalies(facts)
-    if lines:
-        items = "".join(f"<li>{html_text(line)}</li>" for line in lines)
-        yield f"<h2>Check before training</h2><ul>{items}</ul>"
 
 
 def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -52,8 +52,8 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
     "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with "examples";
     "similar names" (only with names), groups with the same words and pairs one edit apart; "labels
     with the same rows", with at least 2 rows; "labels that occur together": "pairs" by decreasing
-    Jaccard index, and labels that "always" occur with another one, among the most frequent labels,
-    whose number is "of labels"; and "all labels", one list per column, the most frequent first.
+    Jaccard index, among the most frequent labels, whose number is "of labels"; and "all labels",
+    one list per column, the most frequent first.
     """
     if names is None:
         Y, labels = without_unused(Y)
@@ -139,7 +139,7 @@ def _together(
     frequent = ranked[:_MOST_LABELS]
     frequent = np.sort(frequent[counts[frequent] >= _LEAST_TOGETHER])
     if len(frequent) < 2:
-        return {"of labels": len(frequent), "pairs": [], "always": []}
+        return {"of labels": len(frequent), "pairs": []}
     part: Any = cast(Any, Y)[:, frequent]
     while (np.diff(part.indptr).astype(np.int64) ** 2).sum() > _MOST_MEETINGS:
         frequent = np.sort(ranked[: len(frequent) // 2])
@@ -155,9 +155,6 @@ def _together(
     # Labels with the same rows are listed elsewhere.
     apart = np.flatnonzero((jaccard < 1) & (both > by_chance + 3 * np.sqrt(by_chance)))
     best = apart[np.lexsort((other[apart], one[apart], -both[apart], -jaccard[apart]))]
-    rarer = np.where(counts[one] <= counts[other], one, other)
-    always = apart[both[apart] == counts[rarer[apart]]]
-    always = always[np.lexsort((other[always], one[always], -both[always]))]
     return {
         "of labels": len(frequent),
         "pairs": [
@@ -169,14 +166,6 @@ def _together(
                 "lift": round(float(lift[i]), 2),
             }
             for i in best[:LISTED].tolist()
-        ],
-        "always": [
-            {
-                "name": names[rarer[i]],
-                "with": names[one[i] + other[i] - rarer[i]],
-                "rows": int(both[i]),
-            }
-            for i in always[:LISTED].tolist()
         ],
     }
 

@@ -74,13 +74,6 @@ def label_sections(facts: Mapping[str, Any]) -> Iterator[Section]:
             "expected by chance.",
             kind="lines",
         )
-    if together["always"]:
-        yield Section(
-            "Labels that never occur without another",
-            ["label", "always occurs with", "rows"],
-            [[e["name"], e["with"], e["rows"]] for e in together["always"]],
-            kind="names",
-        )
     for what in ("text", "row"):
         if facts.get(f"duplicate {what}s", {}).get("groups"):
             yield _duplicates(facts[f"duplicate {what}s"], what)
@@ -218,8 +211,9 @@ def summarize_data(facts: Mapping[str, Any]) -> list[str]:
         once = facts["rare labels"]["1 row"]
         share, rare = 100 * first["rows"] / facts["rows"], 100 * once / facts["labels"]
         verb = "has" if once == 1 else "have"
+        name = first["name"] if len(first["name"]) <= 80 else f"{first['name'][:80]}…"
         lines.append(
-            f"The most frequent label, {_quoted_name(first['name'])}, has "
+            f"The most frequent label, “{name}”, has "
             f"{counted(first['rows'], 'row')} ({percent(share)})"
             + (f"; {counted(once, 'label')} ({percent(rare)}) {verb} only one." if once else ".")
         )
@@ -261,7 +255,3 @@ def percent(value: float) -> str:
     if 0 < value < 0.01:
         return "less than 0.01 %"
     return f"{value:.1f} %" if value >= 1 or value == 0 else f"{value:.2g} %"
-
-
-def _quoted_name(name: str, most: int = 80) -> str:
-    return f"“{name[:most]}{'…' if len(name) > most else ''}”"

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from dismec.data.counts import counted
 from dismec.data.files import watching
 from dismec.data.hierarchy import load_tree
 from dismec.errors import DismecError, ModelError
-from dismec.features.vocabulary import TextRows, Vocabulary
+from dismec.features.vocabulary import TextRows
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
 from dismec.model.manifest import MANIFEST
@@ -25,17 +26,16 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
 from dismec.model.rankings import MICRO_F1
-from dismec.serve.contract import (
-    HIGHLIGHTED,
-    HIGHLIGHTED_BY_CHARACTERS,
-    HIGHLIGHTS,
-    Contract,
-    Limits,
-)
+from dismec.serve.contract import Contract, Limits
 from dismec.serve.label_filter import LabelFilter, ServedTree
 from dismec.serve.request_rows import parse, text_vocabulary
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
+
+# Also in schemas.json.
+_HIGHLIGHTS = 2000  # maximum number of highlighted pieces of a text: those with the largest weights
+_HIGHLIGHTED = 1_000_000  # maximum length of a highlighted text: a longer one takes seconds
+_HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms
 
 _log = logging.getLogger(__name__)
 
@@ -98,8 +98,12 @@ class Service:
         """Return a value that changes when a reload may give another model or hierarchy."""
         manifest = self._path / MANIFEST
         model = manifest if manifest.exists() else self._path  # a model may be a single file
-        watched = (model, self._hierarchy, self._marker)
-        return tuple(_identity(file) for file in watched if file is not None)
+        found = []
+        for file in filter(None, (model, self._hierarchy, self._marker)):
+            with suppress(OSError):
+                state = file.stat()
+                found.append((file, state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size))
+        return found
 
     @property
     def is_current(self) -> bool:
@@ -133,9 +137,11 @@ class Service:
             result["path"] = tree.path(label)
         result["terms"] = result["terms"][: request["limit"]]
         text = request.get("text")
-        if text is not None and vocabulary is not None and len(text) <= _most_marked(vocabulary):
-            marked = highlights(explanation, vocabulary.spans(text))
-            result["highlights"] = _strongest(text, marked)
+        if text is not None and vocabulary is not None:
+            words_only = vocabulary.params.char_ngrams == (0, 0)
+            if len(text) <= (_HIGHLIGHTED if words_only else _HIGHLIGHTED_BY_CHARACTERS):
+                marked = highlights(explanation, vocabulary.spans(text))
+                result["highlights"] = _strongest(text, marked)
         return _json_bytes(result)
 
     def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -188,7 +194,11 @@ class Service:
     def describe(self) -> dict[str, Any]:
         """Describe the served model: the answer of ``/model``."""
         (model, _, tree, *_), limits = self._served, self.limits
-        manifest = model.manifest
+        manifest, calibration = model.manifest, model.calibration
+        threshold = {"rank": "score", "value": 0.0, "chosen": "zero"}
+        if calibration is not None:
+            value = calibration.micro_threshold
+            threshold = {"rank": "probability", "value": value, "chosen": MICRO_F1}
         return {
             "name": self.name,
             "labels": model.n_labels,
@@ -197,8 +207,8 @@ class Service:
             "names": model.names is not None,
             "hierarchy": None if tree is None else tree.describe(),
             "text": model.vocabulary is not None,
-            "calibrated": model.calibration is not None,
-            "threshold": _threshold(model),
+            "calibrated": calibration is not None,
+            "threshold": threshold,
             "examples": len(manifest.examples),
             "weights": model.nnz,
             "params": shown(model.params),
@@ -226,14 +236,6 @@ class Service:
             self._marker.touch()
 
 
-def _identity(file: Path) -> tuple[int, ...] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
 def _open_warm(path: Path) -> Model:
     """Open the model ready to predict, so no request waits for its weights to be prepared."""
     directory = path.resolve()  # the same throughout, even if a link is moved meanwhile
@@ -248,20 +250,6 @@ def _open_warm(path: Path) -> Model:
     if model.damage is not None:
         raise ModelError(model.damage)
     return model
-
-
-def _most_marked(vocabulary: Vocabulary) -> int:
-    """Return the maximum length of a text whose words are highlighted."""
-    words_only = vocabulary.params.char_ngrams == (0, 0)
-    return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
-
-
-def _threshold(model: Model) -> dict[str, Any]:
-    """Return the default threshold for assigning labels."""
-    if model.calibration is None:
-        return {"rank": "score", "value": 0.0, "chosen": "zero"}
-    value = model.calibration.micro_threshold
-    return {"rank": "probability", "value": value, "chosen": MICRO_F1}
 
 
 def _best_labels(
@@ -302,7 +290,7 @@ def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[in
     for number, word in enumerate(words):
         places[word] += 1
         ranks.append((-abs(totals[word]) / places[word], number))
-    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:HIGHLIGHTS])]
+    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:_HIGHLIGHTS])]
 
 
 def _json_bytes(answer: Any) -> bytes:

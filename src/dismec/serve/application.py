@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dismec.data.printable import printable
 from dismec.errors import DataError
 from dismec.serve.answers import Service
-from dismec.serve.description import openapi
+from dismec.serve.contract import openapi
 from dismec.serve.page import docs_page, page
 from dismec.serve.prometheus import CONTENT_TYPE, Metrics
 from dismec.serve.request_rows import LongTexts, NumericRows
@@ -260,14 +260,12 @@ class _Endpoints:
         return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def openapi(self, _: Request) -> Response:
-        return _answered(self._description())
+        service = self._service
+        return _answered(openapi(service.contract, service.version, self.guarded))
 
     async def docs(self, _: Request) -> Response:
-        text, headers = docs_page(self._description(), self._service.name)
+        text, headers = docs_page(self._service.name)
         return HTMLResponse(text, headers=headers)
-
-    def _description(self) -> dict[str, Any]:
-        return openapi(self._service.contract, self._service.version, self.guarded)
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)

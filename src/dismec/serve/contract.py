@@ -1,15 +1,17 @@
-"""The requests and answers of the HTTP interface, stated once: request → checked request.
+"""The requests and answers of the HTTP interface, stated once: a check and an OpenAPI document.
 
-They are stated for the served model, as OpenAPI schemas: `Contract.check` validates requests
-against them, and `dismec.serve.description` publishes them.
+They are stated for the served model, as OpenAPI schemas, which begin with those of `schemas.json`:
+`Contract.check` validates requests against them, and `openapi` publishes them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,13 @@ from dismec.data.counts import counted
 from dismec.errors import DataError
 from dismec.model.model import Model
 
-HIGHLIGHTS = 2000  # maximum number of highlighted pieces of a text: those with the largest weights
-HIGHLIGHTED = 1_000_000  # maximum length of a highlighted text: a longer one takes seconds
-HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms
 LARGEST = float(np.finfo(np.float32).max)  # largest magnitude of a number in a request
-_MOST_LABELS_NAMED = 100_000  # labels that a request allows or excludes
 
 Schema = dict[str, Any]
+_QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}  # examples
+
+# What does not depend on the model: schemas of answers and queries, operations and their errors.
+STATED: Schema = json.loads((files("dismec.serve") / "schemas.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,10 @@ def _typed(kind: str, description: str | None = None, **more: Any) -> Schema:
     return {"type": kind, **more} | ({} if description is None else {"description": description})
 
 
-def _nullable(schema: Schema) -> Schema:
-    return schema | {"type": [schema["type"], "null"]}
-
-
-def _count_of(description: str, most: int, default: int) -> Schema:
-    """Return the schema of a number from 1."""
-    return _typed("integer", description, minimum=1, maximum=most, default=default)
-
-
 def _object_of(properties: dict[str, Schema], *required: str) -> Schema:
     """Return the schema of an object; with required keys, no other keys are allowed."""
     closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
     return _typed("object", properties=properties, **closed)
-
-
-def _answer(description: str | None = None) -> Schema:
-    """Return the schema of a number in an answer; null if it is not finite."""
-    return _nullable(_typed("number", description))
 
 
 def ref(name: str) -> Schema:
@@ -73,213 +61,18 @@ def _either(names: Collection[str]) -> Schema:
     return {"oneOf": [ref(name) for name in names]}
 
 
-_INTEGER, _STRING = _typed("integer"), _typed("string")
-_ID_OR_NAME = {"oneOf": [_INTEGER, _STRING]}
 _FLOAT32 = _typed("number", minimum=-LARGEST, maximum=LARGEST)
-_NUMERIC = _typed(
-    "boolean",
-    "A text model accepts features only if this is true: their ids are then the numbers of its "
-    "terms, and their values are counts.",
-    default=False,
-)
-_PATH = _typed(
-    "array",
-    "Names above the label in the hierarchy, from the top; of several parents, the first.",
-    items=_STRING,
-)
-_BELOW = _ID_OR_NAME | {
-    "title": "the number or name of a node of the hierarchy",
-    "description": "Predict only labels below this node of the hierarchy, or the node itself if it "
-    "is a label; by number or name.",
-}
-_PLACE = _typed("integer", minimum=0, maximum=2**31 - 1)
-_TREE_QUERY = {
-    "node": _PLACE
-    | {
-        "description": "The node whose children are returned; by default, all nodes without "
-        "parents are returned."
-    },
-    "start": _PLACE | {"default": 0, "description": "Number of children to skip."},
-    "limit": _count_of("Maximum number of nodes.", most=500, default=50),
-    "search": _typed(
-        "string",
-        "Part of a name, ignoring case: return matching nodes from the whole hierarchy; node and "
-        "start are ignored.",
-        default="",
-    ),
-}
-_NODE = {
-    "node": _typed("integer", "Number of the node; for a label, its id."),
-    "name": _STRING,
-    "is_label": _typed("boolean", "Whether it can be predicted; otherwise it is a group."),
-    "children": _INTEGER,
-    "labels": _typed("integer", "Number of labels below it, without itself."),
-    "rows": _typed("integer", "Number of training rows; only for labels."),
-    "path": _typed("array", "Names above it, from the top; only in a search.", items=_STRING),
-}
-_NODES = {
-    "nodes": _typed("array", items=ref("Node")),
-    "more": _typed("boolean", "Whether there are more."),
-}
-_QUESTION = {
-    "label": _ID_OR_NAME
-    | {
-        "title": "the id or name of a label",
-        "description": "Label id, or name (the first of equal names), or id as a string; "
-        "white space around a name is ignored.",
-    },
-    "limit": _count_of(
-        "Maximum number of terms, the largest contributions first.", most=1000, default=20
-    ),
-}
-_TERM = {
-    "feature": _INTEGER,
-    "term": _typed("string", "Only if the model takes texts."),
-    "value": _answer("After the model's transform."),
-    "weight": _answer(),
-    "contribution": _answer("value × weight"),
-}
-_REASON = {
-    "label": _INTEGER,
-    "name": _typed("string", "Only if the label has one."),
-    "value": _answer("Probability of the label in the first stage."),
-    "weight": _answer(),
-    "contribution": _answer("value × weight"),
-    "terms": _typed(
-        "array", "Largest contributions to it, for or against.", items=_object_of(_TERM)
-    ),
-}
-_EXPLANATION = {
-    "label": _INTEGER,
-    "name": _STRING,
-    "path": _PATH,
-    "score": _answer("Sum of the bias and all contributions."),
-    "probability": _answer(),
-    "rank": _typed("integer", "Rank among all labels for this row, from 1."),
-    "bias": _answer("Score of a row without features."),
-    "embedding": _answer("Total contribution of the dense features."),
-    "own_text": _answer("The part of what terms contribute that is due to the label's own text."),
-    "terms": _typed(
-        "array", "Largest contributions first, for or against.", items=_object_of(_TERM)
-    ),
-    "reasons": _typed(
-        "array",
-        "For a refined model: labels that are likely for the row and count for or against "
-        "this one.",
-        items=_object_of(_REASON),
-    ),
-    "highlights": _typed(
-        "array",
-        "For a text: [begin, end, contribution] of its pieces in order, in characters "
-        f"(code points); at most {HIGHLIGHTS}, of the words with the largest contributions. Only "
-        f"if the text has at most {HIGHLIGHTED} characters, or {HIGHLIGHTED_BY_CHARACTERS} if "
-        "character n-grams are terms.",
-        items=_typed("array", items=_answer(), minItems=3, maxItems=3),
-    ),
-}
-_BEST = {
-    "labels": _typed("array", "Best first.", items=_INTEGER),
-    "scores": _typed("array", "Only if labels are ranked by score.", items=_answer()),
-    "probabilities": _typed("array", items=_answer()),
-    "names": _typed("array", items=_STRING),
-    "without_rows": _typed("array", "Labels known only from a text about them.", items=_INTEGER),
-    "paths": _typed("array", items=_PATH),
-}
-_EXAMPLE = {
-    "text": _STRING,
-    "training": _typed("boolean", "Whether it is the beginning of a training text."),
-}
-_SEARCH = {
-    "search": _typed("string", "Part of a name, in any case; all labels if empty.", default=""),
-    "limit": _count_of("Maximum number of labels.", most=100, default=10),
-}
-_FOUND_LABEL = {
-    "label": _INTEGER,
-    "name": _typed("string", "Only if the label has one."),
-    "rows": _typed("integer", "Number of training rows."),
-}
-_LABELS = {
-    "labels": _typed(
-        "array",
-        "Exact matches first, then names that start with it, then others that contain it.",
-        items=_object_of(_FOUND_LABEL),
-    ),
-    "more": _typed("boolean", "Whether there are more."),
-}
-_THRESHOLD = {
-    "rank": _typed("string", "The value it applies to.", enum=["score", "probability"]),
-    "value": _answer(),
-    "chosen": _typed(
-        "string",
-        "For a calibrated model, the probability with the highest micro-F1 on held-out rows; "
-        "otherwise a score of 0.",
-        enum=["micro-f1", "zero"],
-    ),
-}
-_MODEL = {
-    "name": _typed("string", "Name of its directory."),
-    "labels": _INTEGER,
-    "features": _typed("integer", "Number of sparse features, or terms."),
-    "dense": _typed("integer", "Number of dense features per row; 0 for most models."),
-    "names": _typed("boolean", "Whether labels have names."),
-    "hierarchy": _nullable(
-        _typed("object", "Numbers of nodes, groups and levels of the hierarchy, if there is one.")
-    ),
-    "text": _typed("boolean", "Whether it takes texts."),
-    "calibrated": _typed("boolean", "Whether it predicts probabilities."),
-    "threshold": {**_object_of(_THRESHOLD), "description": "Labels that reach it are assigned."},
-    "examples": _typed("integer", "Number of stored training texts."),
-    "weights": _INTEGER,
-    "params": _typed("object", "Training parameters."),
-    "training_rows": _INTEGER,
-    "training_data": _nullable(_typed("string", "SHA-256.")),
-    "trained_by": _typed("string", "Version of dismec that trained it."),
-    "version": _typed("string", "Version of the server."),
-    "limits": _typed("object", "Maximum bytes, rows, characters and k per request."),
-}
-
-
-def _label_list(description: str) -> Schema:
-    return _nullable(
-        _typed(
-            "array",
-            description,
-            title="a list of labels",
-            format="labels",
-            maxItems=_MOST_LABELS_NAMED,
-            items=_ID_OR_NAME,
-        )
-    )
 
 
 def _options_of(limits: Limits, model: Model, hierarchy: bool) -> dict[str, Schema]:
     """Return the options of a prediction, besides the row."""
     ranks = ["score"] if model.calibration is None else ["score", "probability"]
-    options = {
-        "k": _count_of("Labels per row.", most=limits.k, default=5),
-        "threshold": _nullable(_FLOAT32)
-        | {
-            "title": "a number",
-            "description": "Omit labels whose score is below this; or whose probability, from 0 to "
-            "1, if labels are ranked by it.",
-        },
-        "rank": _typed(
-            "string",
-            "How labels are ranked; by default by probability if the model is calibrated, "
-            "otherwise by score.",
-            enum=ranks,
-            default=ranks[-1],
-        ),
-        "only": _label_list("Predict only these labels, given by id or name."),
-        "exclude": _label_list("Never predict these labels."),
-        "prefix": _typed(
-            "string",
-            "Predict only labels whose names start with this, ignoring case (or whose numbers do, "
-            "if the model has no names).",
-            default="",
-        ),
+    known = {"k": {"maximum": limits.k}, "rank": {"enum": ranks, "default": ranks[-1]}}
+    return {
+        key: schema | known.get(key, {})
+        for key, schema in STATED["options"].items()
+        if key != "below" or hierarchy
     }
-    return options | ({"below": _BELOW} if hierarchy else {})
 
 
 def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
@@ -311,10 +104,11 @@ def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     return kinds or {"Dense": beside}
 
 
-def _answer_of(properties: Schema, parts: dict[str, bool], *always: str) -> Schema:
-    """Return the schema of an answer; each of the `parts` is always in it, or never."""
-    kept = {key: value for key, value in properties.items() if parts.get(key, True)}
-    return _object_of(kept, *always, *(key for key, there in parts.items() if there))
+def _with_parts(schema: Schema, parts: dict[str, bool]) -> Schema:
+    """Return the schema of an answer in which each of the `parts` is always, or never."""
+    kept = {key: v for key, v in schema["properties"].items() if parts.get(key, True)}
+    always = [*schema["required"], *(key for key, there in parts.items() if there)]
+    return schema | {"properties": kept, "required": always}
 
 
 _TYPES = {"integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,)}
@@ -326,7 +120,7 @@ class Contract:
     def __init__(self, limits: Limits, model: Model, *, hierarchy: bool = False) -> None:
         self.limits, self.model, self.hierarchy = limits, model, hierarchy
         kinds, options = _rows_of(limits, model), _options_of(limits, model, hierarchy)
-        numeric = {"numeric": _NUMERIC} if "Row" in kinds else {}
+        numeric = {"numeric": STATED["numeric"]} if "Row" in kinds else {}
         rows = [kind if kind == "Row" else f"{kind}Row" for kind in kinds]
         many = _typed(
             "array", "The rows, all of one kind.", maxItems=limits.rows, items=_either(rows)
@@ -337,47 +131,24 @@ class Contract:
             self.schemas |= {
                 row: _object_of(parts, *parts),
                 f"One{kind}": _object_of(parts | options | more, *parts),
-                f"{kind}AndLabel": _object_of(_QUESTION | parts | more, *parts, "label"),
+                f"{kind}AndLabel": _object_of(STATED["question"] | parts | more, *parts, "label"),
             }
         self.schemas["ManyRows"] = _object_of(options | numeric | {"rows": many}, "rows")
         self.bodies = {  # request bodies, by path
             "/predict": _either([*(f"One{kind}" for kind in kinds), "ManyRows"]),
             "/explain": _either([f"{kind}AndLabel" for kind in kinds]),
         }
-        self.queries = {"/labels": _SEARCH, "/tree": _TREE_QUERY}  # query parameters, by path
-        self.answers = {  # by path
-            "/predict": _either(["Best", "BestOfRows"]),
-            "/explain": ref("Explanation"),
-            "/labels": ref("Labels"),
-            "/example": ref("Example"),
-            "/tree": ref("Nodes"),
-            "/model": ref("Model"),
-            "/metrics": _STRING,
-            "/health": ref("Health"),
-            "/health/live": ref("Health"),
-            "/health/ready": ref("Health"),
-            "/reload": ref("Model"),
-        }
+        self.queries = STATED["queries"]  # query parameters, by path
         named, calibrated = model.names is not None, model.calibration is not None
         best = {"names": named, "probabilities": calibrated, "paths": hierarchy}
-        best["without_rows"] = bool(model.without_rows.any())
+        best |= {} if calibrated else {"scores": True}
         explanation = {"name": named, "embedding": model.n_dense > 0}
         explanation["own_text"] = model.parts.labels.texts is not None
         explanation |= {"probability": calibrated, "path": hierarchy}
-        scores = [] if calibrated else ["scores"]
-        self.schemas |= {
-            "Best": _answer_of(_BEST, best, "labels", *scores),
-            "BestOfRows": _object_of({"rows": _typed("array", items=ref("Best"))}, "rows"),
-            "Explanation": _answer_of(
-                _EXPLANATION, explanation, "label", "score", "rank", "bias", "terms"
-            ),
-            "Labels": _object_of(_LABELS, "labels", "more"),
-            "Example": _object_of(_EXAMPLE, "text", "training"),
-            "Model": _object_of(_MODEL),
-            "Health": _object_of({"status": _typed("string", enum=["ok"])}, "status"),
-            "Error": _object_of({"error": _typed("string", "The reason, in one line.")}, "error"),
-            "Node": _object_of(_NODE, "node", "name", "is_label", "children", "labels"),
-            "Nodes": _object_of(_NODES, "nodes", "more"),
+        answers = STATED["answers"]
+        self.schemas |= answers | {
+            "Best": _with_parts(answers["Best"], best),
+            "Explanation": _with_parts(answers["Explanation"], explanation),
         }
         self._kinds = {path: self._alternatives(body) for path, body in self.bodies.items()}
 
@@ -487,3 +258,85 @@ def _expected(schema: Schema) -> str:
     if schema.get("type") == "integer":
         return f"{schema['minimum']} to {schema['maximum']}"
     return str(schema.get("title") or f"a {schema['type']}")
+
+
+def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
+    """Return the OpenAPI description of a model; `guarded` means that a token is required."""
+    components: dict[str, Any] = {"schemas": contract.schemas}
+    if guarded:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    model, paths = contract.model, {}
+    lacking = {"/reload": not guarded, "/tree": not contract.hierarchy}
+    lacking |= {"/example": model.vocabulary is None}
+    for path, stated in STATED["operations"].items():
+        if lacking.get(path):
+            continue
+        answer = stated["answer"]
+        content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
+        responses = {"200": {"description": "Done.", "content": content}}
+        for status in stated["errors"]:
+            if (status != "401" or guarded) and (status != "422" or model.vocabulary is not None):
+                reason = {"description": STATED["errors"][status], "content": _json(ref("Error"))}
+                responses[status] = reason
+        operation: dict[str, Any] = {"summary": stated["summary"], "responses": responses}
+        if path in contract.bodies:
+            content = _json(contract.bodies[path])
+            content["application/json"]["examples"] = _examples(path, contract)
+            operation["requestBody"] = {"required": True, "content": content}
+        if path in contract.queries:
+            operation["parameters"] = [
+                {"name": key, "in": "query", "schema": schema, "example": _QUERY[key]}
+                for key, schema in contract.queries[path].items()
+            ]
+        if guarded and not path.startswith("/health"):
+            operation["security"] = [{"token": []}]
+        paths[path] = {stated["method"]: operation}
+    about = f"Predict the best of {model.n_labels:,} labels for {_rows_in_words(model)}."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dismec", "version": version, "description": about},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _rows_in_words(model: Model) -> str:
+    parts = []
+    if model.vocabulary is not None:
+        parts.append("texts")
+    elif model.n_features:
+        parts.append(f"rows of {model.n_features:,} sparse features")
+    if model.n_dense:
+        parts.append(counted(model.n_dense, "dense feature"))
+    return " with ".join(parts)
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _examples(path: str, contract: Contract) -> dict[str, Any]:
+    """Return bodies that can be sent as they are, by purpose."""
+    limits, model = contract.limits, contract.model
+    row: dict[str, Any] = {}
+    other: dict[str, Any] = {}
+    if model.vocabulary is not None:
+        half = limits.characters // 2
+        row, other = {"text": "What is this about?"[:half]}, {"text": "And this one?"[:half]}
+    elif model.n_features:
+        row = {"features": [[0, 1.0], [1, 0.5]][: model.n_features]}
+        other = {"features": [[model.n_features - 1, 1.0]]}
+    if model.n_dense:
+        row |= {"dense": [0.5] * model.n_dense}
+        other |= {"dense": [-0.5] * model.n_dense}
+    if path == "/explain":
+        bodies = {"Explain a label": row | {"label": 0, "limit": 5}}
+    else:
+        k = {"k": min(3, limits.k)}
+        bodies = {
+            "One row": row | k,
+            "Many rows": {"rows": [row, other][: limits.rows]} | k,
+            "By score": row | k | {"rank": "score"},
+        }
+        bodies["Among some labels"] = row | k | {"exclude": [0]}
+    return {name: {"value": body} for name, body in bodies.items()}

@@ -41,8 +41,10 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
     model = contract.model
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     read = _read_json(body)
-    _check_length(read, contract.limits.characters)
     request = contract.check(path, read)
+    length = sum(len(row.get("text", "")) for row in request.get("rows", [request]))
+    if length > (most := contract.limits.characters):  # the time grows with the length
+        raise LongTexts(f"the texts have {length} characters; at most {most} per request")
     least = request.get("threshold")
     if least is not None and request["rank"] == "probability" and not 0 <= least <= 1:
         raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
@@ -63,18 +65,12 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
     if has_texts:
         X = text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
     else:
-        X = _read_rows(rows, model, where) if X is None else X
+        if X is None:
+            n_features = model.n_features
+            named = ((where.format(n), row["features"]) for n, row in enumerate(rows))
+            X = _stacked([_pairs(pairs, n_features, name) for name, pairs in named], n_features)
         X = X if model.vocabulary is None else TextRows(X)
     return with_dense(X, dense), request
-
-
-def _check_length(request: Any, most: int) -> None:
-    """Reject texts whose total length is too large: the time grows with the length."""
-    rows = request.get("rows", [request]) if isinstance(request, dict) else []
-    given = [row.get("text") for row in rows if isinstance(row, dict)] if type(rows) is list else []
-    length = sum(len(text) for text in given if isinstance(text, str))
-    if length > most:
-        raise LongTexts(f"the texts have {length} characters; at most {most} per request")
 
 
 def _read_dense(rows: list[dict[str, Any]], width: int, called: str) -> npt.NDArray[np.float32]:
@@ -135,14 +131,6 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
         rows.append(pairs[:2])
         end = pairs[2]
     return b"".join([*rest, body[end:]]), _stacked(rows, n_features) if rows else None
-
-
-def _read_rows(rows: list[dict[str, Any]], model: Model, called: str) -> sp.csr_array:
-    """Return checked rows of pairs as CSR."""
-    read = [
-        _pairs(row["features"], model.n_features, called.format(n)) for n, row in enumerate(rows)
-    ]
-    return _stacked(read, model.n_features)
 
 
 def _stacked(rows: list[_Pairs], n_features: int) -> sp.csr_array:
