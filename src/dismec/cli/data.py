@@ -346,7 +346,8 @@ def demo(rows: int, labels: int, keep: Path | None, overwrite: bool) -> None:
                     "\nThe best labels of the first five test rows, as label:probability or score"
                 )
                 few.write_text("".join(_head_of(test, 5)))
-            main.main([str(part) for part in command], standalone_mode=False)
+            name, *arguments = map(str, command)
+            main.commands[name].main(arguments, standalone_mode=False)
 
 
 def _head_of(data: Path, n_rows: int) -> list[str]:
