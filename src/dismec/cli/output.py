@@ -52,7 +52,9 @@ def opened_writer(path: Path, form: str, columns: Columns) -> Iterator[Predictio
 def checked_format(path: Path, form: str | None) -> str:
     """Return the format of an output, given or from its extension; raise an error if unusable."""
     if path != STANDARD:
-        form = form or format_of(path) or ("text" if _is_special(path) else None)
+        # The names of devices and pipes have no extension.
+        is_special = path.exists() and not path.is_file() and not path.is_dir()
+        form = form or format_of(path) or ("text" if is_special else None)
         if form is None:
             known = ", ".join(ENDINGS)
             raise click.UsageError(
@@ -63,18 +65,10 @@ def checked_format(path: Path, form: str | None) -> str:
     elif form in BINARY_FORMATS and sys.stdout.isatty():
         raise click.UsageError(f"{form} cannot be printed to a terminal: choose a file with -o")
     if form == "parquet":
-        try:
-            import dismec.data.arrow  # noqa: F401  checks that pyarrow is installed
-        except ModuleNotFoundError:
-            raise click.UsageError(
-                "writing Parquet files needs pyarrow: pip install 'dismec[arrow]'"
-            ) from None
+        from dismec.data.formats import arrow_module
+
+        arrow_module("Parquet is written")  # raises an error without pyarrow
     return form or "text"
-
-
-def _is_special(path: Path) -> bool:
-    """Return whether it is a device or a pipe, whose name has no extension."""
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def format_of(path: Path) -> str | None:

@@ -192,7 +192,10 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     made = manifest.finished(())  # sums over its blocks, if any
     stats = made.stats or BlockStats.total(())
     solved = max(stats.solved, 1)
-    before = _before(stats, manifest)
+    before = None
+    if stats.solved:
+        before = np.array(stats.weight_counts, np.int64)
+        before[SIDE] += stats.solved * (manifest.n_columns + 1) - before.sum()  # zeros
     text = ", ".join(f"{key} {value}" for key, value in (manifest.text or {}).items())
     return {
         "labels": manifest.n_labels,
@@ -288,15 +291,6 @@ def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
         for name, side in (("highest", "for"), ("lowest", "against"))
     }
     return facts | lines
-
-
-def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
-    """Return the counts before pruning, including zeros."""
-    if not stats.solved:
-        return None
-    counts = np.array(stats.weight_counts, np.int64)
-    counts[SIDE] += stats.solved * (manifest.n_columns + 1) - counts.sum()
-    return counts
 
 
 def _ambiguous(manifest: Manifest, made: int, before: Any, after: Any) -> dict[str, float]:

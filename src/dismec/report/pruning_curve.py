@@ -6,13 +6,19 @@ that Δ gives, so one model is enough for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import process_time
+from typing import Any
+
+import numpy as np
 
 from dismec.data.types import LabelsLike, RowsLike
+from dismec.errors import DataError
 from dismec.model.model import Model
 
 DELTAS = (0.0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.3)
+_MOST_DELTA = float(np.finfo(np.float32).max)
 
 
 def pruning_curve(
@@ -59,7 +65,7 @@ def pruning_curve(
         own = float(model.params.get("delta", 0))
         deltas = [own, *(delta for delta in DELTAS if delta > own)]
     table: list[dict[str, float]] = []
-    for delta in sorted(set(map(float, deltas))):
+    for delta in _checked(deltas):
         model = model.pruned(delta)  # the previous model has fewer weights left to prune
         seconds = []
         for _ in range(3):  # the first has cold caches
@@ -77,3 +83,19 @@ def pruning_curve(
             }
         )
     return table
+
+
+def _checked(deltas: Sequence[Any]) -> list[float]:
+    """Return the distinct Δ, ascending; raise `DataError` for an invalid one, or none."""
+    found = set()
+    for delta in deltas:
+        try:
+            value = float(delta)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value <= _MOST_DELTA:
+            raise DataError(f"delta is {delta!r}; expected a number ≥ 0")
+        found.add(value)
+    if not found:
+        raise DataError("no delta to try; give at least one")
+    return sorted(found)

@@ -98,13 +98,11 @@ class _Endpoints:
     async def example(self, request: Request) -> Response:
         return _answered(await self._work(request, lambda _: self._service.example()))
 
-    async def labels(self, request: Request) -> Response:
+    async def search(self, request: Request) -> Response:
+        """Answer a query for labels, or for nodes of the hierarchy."""
+        find = self._service.tree if request.url.path == "/tree" else self._service.labels
         query = dict(request.query_params)
-        return _answered(await self._work(request, lambda _: self._service.labels(query)))
-
-    async def tree(self, request: Request) -> Response:
-        query = dict(request.query_params)
-        return _answered(await self._work(request, lambda _: self._service.tree(query)))
+        return _answered(await self._work(request, lambda _: find(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
         """Return the result of `task` for the body of an authorized request."""
@@ -291,7 +289,7 @@ def application(service: Service, settings: Settings) -> ASGIApp:
         Route("/", endpoints.page),
         Route("/predict", endpoints.predict, methods=["POST"]),
         Route("/explain", endpoints.explain, methods=["POST"]),
-        Route("/labels", endpoints.labels),
+        Route("/labels", endpoints.search),
         Route("/example", endpoints.example),
         Route("/health", endpoints.ready),
         Route("/health/live", endpoints.live),
@@ -302,7 +300,7 @@ def application(service: Service, settings: Settings) -> ASGIApp:
         Route("/docs", endpoints.docs),
     ]
     if endpoints.has_hierarchy:
-        routes.append(Route("/tree", endpoints.tree))
+        routes.append(Route("/tree", endpoints.search))
     if endpoints.guarded:
         routes.append(Route("/reload", endpoints.reload, methods=["POST"]))
     handlers = dict.fromkeys((HTTPException, *_STATUSES), _refuse) | {Exception: _fail}

@@ -165,9 +165,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._cancel_write_timer()
 
     @property
     def _all(self) -> set[Connection]:
@@ -223,8 +221,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def _cancel_timers(self) -> None:
-        self._cancel_header_timer()
+    def _cancel_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _cancel_timers(self) -> None:
+        self._cancel_header_timer()
+        self._cancel_write_timer()
