@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "huge_array.hpp"
+#include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 
 namespace dismec::solve {
@@ -25,7 +25,7 @@ namespace dismec::solve {
 /// Rows are sorted by their number of frequent features: loops over these then have the same trip
 /// count for thousands of rows, and the CPU predicts their end.
 ///
-/// If at least kSharing rows have the same frequent features except for the scale, these are a
+/// If at least kSharing rows have the same frequent features with proportional values, these are a
 /// pattern: its rows are next to each other, by ascending scale, and share the features of the last
 /// one. There are no patterns unless most rows have one.
 class FeatureTiers {
@@ -158,46 +158,55 @@ class FeatureTiers {
     return codes_[feature] != 0 && codes_[feature] <= n_frequent_;
   }
 
-  /// A row and a hash of its pattern.
-  struct Hashed {
-    std::uint64_t hash;
+  /// A row, and what is known of its frequent features.
+  struct Outline {
+    std::uint64_t hash;  // of the features and of their values relative to the first
     std::int32_t row, n_features;
+    float magnitude;  // of the first value
   };
-  Hashed hashed(const Transformed& X, std::int64_t i) const {
-    Hashed result{0, static_cast<std::int32_t>(i), 0};
-    each_frequent(row_of(X, i), [&](std::int32_t j, float value) {
-      const std::uint64_t bits =
-          std::uint64_t{std::bit_cast<std::uint32_t>(value)} << 32 | static_cast<std::uint32_t>(j);
-      result.hash = (result.hash ^ bits) * 0x9E3779B97F4A7C15U;
-      result.hash ^= result.hash >> 29;
-      ++result.n_features;
-    });
-    return result;
-  }
-  template <typename Take>
-  void each_frequent(const Row& x, const Take& take) const {
+  Outline outline(const Transformed& X, std::int64_t i) const {
+    Outline found{0, static_cast<std::int32_t>(i), 0, 0};
+    const Row x = row_of(X, i);
     for (std::int64_t k = 0; k < x.size; ++k) {
-      if (is_frequent(x.index[k])) take(x.index[k], x.value[k]);
+      if (!is_frequent(x.index[k])) continue;
+      const float value = x.scale * x.value[k];
+      if (found.n_features++ == 0) found.magnitude = std::abs(value);
+      // The upper half of a float: equal values that have been rounded differently rarely differ.
+      const std::uint64_t mixed =
+          found.hash ^ (std::uint64_t{narrow(value / found.magnitude)} << 32 |
+                        static_cast<std::uint32_t>(x.index[k]));
+      found.hash = mixed * 0x9E3779B97F4A7C15U;
+      found.hash ^= found.hash >> 29;
     }
+    return found;
   }
-  bool same_pattern(const Transformed& X, std::int32_t a, std::int32_t b) const {
-    const auto pattern = [&](std::int32_t i) {
-      std::vector<std::pair<std::int32_t, float>> features;
-      each_frequent(row_of(X, i),
-                    [&](std::int32_t j, float value) { features.emplace_back(j, value); });
-      return features;
-    };
-    return pattern(a) == pattern(b);
+  /// Whether two rows have the same frequent features with proportional values.
+  bool alike(const Transformed& X, const Outline& a, const Outline& b) const {
+    constexpr float kNear = 4e-6F;
+    if (a.hash != b.hash || a.n_features != b.n_features) return false;
+    const Row x = row_of(X, a.row);
+    const Row y = row_of(X, b.row);
+    std::int64_t l = 0;
+    for (std::int64_t k = 0; k < x.size; ++k) {
+      if (!is_frequent(x.index[k])) continue;
+      while (!is_frequent(y.index[l])) ++l;
+      if (x.index[k] != y.index[l]) return false;
+      const float of_x = x.scale * x.value[k] / a.magnitude;
+      const float of_y = y.scale * y.value[l] / b.magnitude;
+      if (!(std::abs(of_x - of_y) <= kNear * std::abs(of_x))) return false;
+      ++l;
+    }
+    return true;
   }
 
-  /// Gives rows their positions: by number of pairs, then by the first row of X with their pattern,
-  /// then by scale.
+  /// Gives rows their positions: by number of pairs, then rows without a pattern before others,
+  /// then by the first row of X with their pattern, then by scale.
   void arrange(const Transformed& X) {
     n_rows_ = X.size();
-    std::vector<Hashed> rows(n_rows_);
-    for (std::int64_t i = 0; i < n_rows_; ++i) rows[i] = hashed(X, i);
-    std::sort(rows.begin(), rows.end(), [](const Hashed& a, const Hashed& b) {
-      return a.hash < b.hash || (a.hash == b.hash && a.row < b.row);
+    std::vector<Outline> rows(n_rows_);
+    for (std::int64_t i = 0; i < n_rows_; ++i) rows[i] = outline(X, i);
+    std::sort(rows.begin(), rows.end(), [](const Outline& a, const Outline& b) {
+      return std::pair(a.hash, a.row) < std::pair(b.hash, b.row);
     });
     struct Pattern {
       std::int64_t n_pairs;
@@ -210,10 +219,7 @@ class FeatureTiers {
     std::int64_t n_sharing = 0;
     for (std::int64_t begin = 0, end; begin < n_rows_; begin = end) {
       end = begin + 1;
-      while (end < n_rows_ && rows[end].hash == rows[begin].hash &&
-             same_pattern(X, rows[end].row, rows[begin].row)) {
-        ++end;
-      }
+      while (end < n_rows_ && alike(X, rows[begin], rows[end])) ++end;
       const bool shared = end - begin >= kSharing;
       if (!shared) end = begin + 1;
       n_sharing += shared ? end - begin : 0;
@@ -246,16 +252,16 @@ class FeatureTiers {
         group.patterns.push_back(static_cast<std::int32_t>(position));
         group.patterns.push_back(static_cast<std::int32_t>(group.end));
         std::sort(rows.begin() + pattern.begin, rows.begin() + pattern.end,
-                  [&](const Hashed& a, const Hashed& b) {
-                    return std::pair(X.scale[a.row], a.row) < std::pair(X.scale[b.row], b.row);
+                  [](const Outline& a, const Outline& b) {
+                    return std::pair(a.magnitude, a.row) < std::pair(b.magnitude, b.row);
                   });
       }
-      const float largest = X.scale[rows[pattern.end - 1].row];
+      const float largest = rows[pattern.end - 1].magnitude;
       for (std::int64_t k = pattern.begin; k < pattern.end; ++k, ++position) {
         const std::int32_t row = rows[k].row;
         rows_[position] = row;
         positions_[row] = static_cast<std::int32_t>(position);
-        if (has_patterns_) scales_[position] = largest > 0 ? X.scale[row] / largest : 1.0F;
+        if (has_patterns_) scales_[position] = largest > 0 ? rows[k].magnitude / largest : 1.0F;
       }
     }
     frequent_ = HugeArray<CodedPair>(n_all);
