@@ -66,7 +66,9 @@ def compare(name: str, pair: Pair, args: argparse.Namespace) -> bool:
         quality = evaluate(test.Y, np.array(done[-1]["top"]), (1, 3, 5))
         shown = " / ".join(f"{quality[f'P@{k}']:.2f}" for k in (1, 3, 5))
         all_runs = ", ".join(f"{r['train']:.1f}" for r in done)
-        print(f"  {system:16} {fastest[system]:8.1f} s ({all_runs})   P@1/3/5 {shown}", end="")
+        cpu = min(r["cpu"] for r in done)
+        print(f"  {system:16} {fastest[system]:8.1f} s ({all_runs}), CPU {cpu:.1f} s", end="")
+        print(f"   P@1/3/5 {shown}", end="")
         if done[0]["save"]:
             print(f"   and {min(r['save'] for r in done):.1f} s to write the model", end="")
         print(f"   {done[0]['version']}")
