@@ -109,6 +109,36 @@ def test_the_true_gradient_is_small_if_a_label_s_features_are_in_similar_rows():
     check_gradients(X, Y.astype(np.uint8), np.arange(12))
 
 
+def rows_that_look_alike(n_rows=5000, n_patterns=50, n_features=9000):
+    """Return rows with one of a few sets of frequent features, but several rare ones each."""
+    random = np.random.default_rng(4)
+    patterns = [random.choice(60, random.integers(0, 8), replace=False) for _ in range(n_patterns)]
+    of_row = random.choice(n_patterns, n_rows, p=random.dirichlet(np.full(n_patterns, 0.5)))
+    own = np.arange(60, n_features)
+    columns = [np.r_[patterns[p], random.choice(own, random.integers(0, 6))] for p in of_row]
+    columns = [np.unique(c) for c in columns]
+    indptr = np.cumsum([0, *map(len, columns)])
+    ones = np.ones(indptr[-1], dtype=np.float32)
+    X = sp.csr_array((ones, np.concatenate(columns).astype(np.int32), indptr), (n_rows, n_features))
+    assert n_features * n_rows > kernels.features_per_non_zero * X.nnz
+    labels = np.where(random.random(n_rows) < 0.5, of_row, random.integers(0, 900, n_rows))
+    Y = sp.csr_array((np.ones(n_rows, np.uint8), (np.arange(n_rows), labels)))
+    return X, Y
+
+
+@pytest.mark.parametrize("transform", [{}, {"tfidf": True}, {"normalize": False, "bias": 0.0}])
+def test_the_true_gradient_is_small_if_rows_share_their_frequent_features(transform):
+    X, Y = rows_that_look_alike()
+    check_gradients(X, Y, some_labels(Y, 70), **transform)
+
+
+def test_the_true_gradient_is_small_if_rows_share_features_of_both_signs():
+    X, Y = rows_that_look_alike()
+    signs = np.random.default_rng(0).choice(np.array([-1, 1], np.float32), X.shape[1])
+    signed = sp.csr_array((X.data * signs[X.indices], X.indices, X.indptr), X.shape)
+    check_gradients(signed, Y, some_labels(Y, 40), tfidf=True)
+
+
 def test_the_true_gradient_is_small_for_a_label_of_most_rows(data):
     X, _ = data
     random = np.random.default_rng(1)

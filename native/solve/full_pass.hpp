@@ -91,6 +91,7 @@ class FullPass {
     const Pieces pieces(n, (n + kRescored - 1) / kRescored);
     sharing_.each(pieces.n(), [&](std::int64_t piece) {
       for (std::int64_t v = pieces.begin(piece); v < pieces.end(piece); ++v) {
+        if (v + kStartsAhead < n) prefetch_start(X_, list[v + kStartsAhead].row);
         if (v + kAhead < n) prefetch(row_of(X_, list[v + kAhead].row));
         if (v + kNext < n) {
           const Row next = row_of(X_, list[v + kNext].row);

@@ -13,6 +13,7 @@
 //                                     machine a shift and a mask
 //     IntegerLanes                    sixteen 32-bit integers: from(n), which is n, n + 1, …;
 //                                     load_codes, of 16-bit numbers; load_integers
+//     Lanes to_float(a)               the same numbers, rounded to nearest
 //     mask inside(a, first, end)      one bit per lane, set where first ≤ a < end
 //     int store_chosen(mask, a, p)    stores the lanes whose bits are set contiguously at p and
 //                                     returns their number; the rest of the sixteen numbers at p is

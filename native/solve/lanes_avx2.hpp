@@ -56,6 +56,11 @@ inline LanePair widen(const std::uint16_t* p) {
           {_mm256_castsi256_ps(_mm256_and_si256(a, high)),
            _mm256_castsi256_ps(_mm256_and_si256(b, high))}};
 }
+inline Lanes to_float(IntegerLanes a) {
+  const auto* halves = reinterpret_cast<const __m256i*>(a.v);
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(halves)),
+          _mm256_cvtepi32_ps(_mm256_loadu_si256(halves + 1))};
+}
 inline int store_chosen(std::uint32_t mask, Lanes a, float* p) {
   float stored[16];
   store(stored, a);

@@ -42,6 +42,7 @@ inline IntegerLanes load_codes(const std::uint16_t* p) {
   return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 inline IntegerLanes load_integers(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Lanes to_float(IntegerLanes a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end) {
   const __m512i from_first = _mm512_sub_epi32(a.v, _mm512_set1_epi32(first));
   return _mm512_cmplt_epu32_mask(from_first, _mm512_set1_epi32(end - first));

@@ -105,6 +105,10 @@ inline IntegerLanes load_codes(const std::uint16_t* p) {
 inline IntegerLanes load_integers(const std::int32_t* p) {
   return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
 }
+inline Lanes to_float(IntegerLanes a) {
+  return {
+      {vcvtq_f32_s32(a.v[0]), vcvtq_f32_s32(a.v[1]), vcvtq_f32_s32(a.v[2]), vcvtq_f32_s32(a.v[3])}};
+}
 inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end) {
   const uint32x4_t size = vdupq_n_u32(static_cast<std::uint32_t>(end - first));
   uint32x4_t lanes[4];

@@ -77,6 +77,11 @@ inline LanePair widen(const std::uint16_t* p) {
   }
   return pair;
 }
+inline Lanes to_float(IntegerLanes a) {
+  Lanes b;
+  for (int lane = 0; lane < 16; ++lane) b.v[lane / 4][lane % 4] = static_cast<float>(a.v[lane]);
+  return b;
+}
 inline int store_chosen(std::uint32_t mask, Lanes a, float* p) {
   float stored[16];
   store(stored, a);

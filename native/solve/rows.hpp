@@ -50,6 +50,13 @@ inline Row row_of(const Transformed& X, std::int64_t i) {
           static_cast<std::int32_t>(X.x.nnz(i)), X.scale[i]};
 }
 
+/// Prefetches what `row_of` reads, this many rows before the row itself is read.
+inline constexpr std::int64_t kStartsAhead = 24;
+inline void prefetch_start(const Transformed& X, std::int64_t i) {
+  __builtin_prefetch(X.x.indptr.data() + i);
+  __builtin_prefetch(X.scale.data() + i);
+}
+
 /// Prefetches a row.
 inline void prefetch(const Row& x) {
   constexpr std::int64_t kLine = 16;  // numbers

@@ -44,7 +44,7 @@ double sum_of_scores(const WorkingSet& set, const Transformed& X, const float* a
                      std::int64_t begin, std::int64_t end, const Take& take, const Ask& ask) {
   double sum = 0;
   const float* sparse = along + X.dense.width;
-  const auto add_sparse = [&](std::int64_t i, float score) {
+  const auto add_sparse = [&](std::int64_t i, float score) __attribute__((always_inline)) {
     ask(i);
     score += dot(set.row(X, i), sparse) + shift;
     const double root = set.rows.row_root(i);

@@ -1,5 +1,5 @@
-// Weights of many labels, in tiers → their scores for some rows: frequent features row by row for
-// all labels at once, rare features only where a label has weights.
+// Weights of many labels, in tiers → their scores for some rows: frequent features pattern by
+// pattern for all labels at once, rare features only where a label has weights.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,9 @@ struct TierWeights {
   }
 };
 
-/// Scores rows on one thread. Sums are integers, so the order and the stretches in which they are
-/// taken do not matter.
+/// Scores rows on one thread. The score of a row is that of its pattern times the row's scale, plus
+/// the sum over its other features. Both are sums of integers, so the order and the stretches in
+/// which they are taken do not matter.
 class TierPass {
  public:
   // Rows whose scores are summed together.
@@ -106,12 +107,11 @@ class TierPass {
   void find_bound(int slot, const PerSlot& biases, const ViolatorLists& violators) {
     constexpr double kMost = std::numeric_limits<std::int32_t>::max();
     const double threshold = violators.threshold(slot);
-    if (std::isinf(threshold)) {
-      bounds_[slot] = std::numeric_limits<std::int32_t>::max();
-      return;
-    }
     const double bound = std::floor((threshold - biases[slot]) / weights_.unit[slot]) - 1;
-    bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
+    bounds_[slot] = std::isinf(threshold)
+                        ? std::numeric_limits<std::int32_t>::max()
+                        : static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
+    float_bounds_[slot] = static_cast<float>(bounds_[slot]);
   }
 
   /// Makes room for the `n` entries of a slot in a stretch: for each part what it should need by
@@ -160,9 +160,10 @@ class TierPass {
     for (std::size_t f = 0; f < inside_.size(); ++f) {
       if (f + kAhead < inside_.size()) __builtin_prefetch(inside_[f + kAhead].rows.data());
       const auto& [rows, weight] = inside_[f];
+      const float half = 0.5F * std::abs(weight);  // values may be rounded down by this much
       for (const auto& entry : rows) {
         const auto row = static_cast<std::int32_t>(entry.position - begin);
-        const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
+        const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value) + half);
         const std::int32_t number = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
         auto& part = sorted.parts[row / kPart];
         if (part.end < part.room) {
@@ -178,11 +179,16 @@ class TierPass {
 
   /// Adds the sorted contributions to the sums of a part; parts must come in ascending order.
   void add_rare(std::int64_t part) {
+    tiers_.has_patterns() ? add_rare<true>(part) : add_rare<false>(part);
+  }
+  template <bool touch>
+  void add_rare(std::int64_t part) {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (weights_.rare[slot].empty()) continue;
       std::int32_t* sums = sums_.data() + slot;
       const auto add = [&](std::int32_t number) {
         sums[std::int64_t{number & kRowBits} * kSlots] += number & ~kRowBits;
+        if constexpr (touch) touched_[number & kRowBits] = 1;
       };
       auto& [numbers, parts, crowded, next] = sorted_[slot];
       for (auto k = parts[part].begin; k < parts[part].end; ++k) add(numbers[k]);
@@ -190,46 +196,105 @@ class TierPass {
     }
   }
 
-  /// Adds the frequent features of some rows to their sums, and the middle ones if some slot needs
-  /// them; reports rows above their bounds, and leaves the sums zeroed.
+  /// Adds the frequent features of some rows to their sums over other features; reports rows above
+  /// their bounds, and leaves the sums zeroed.
   void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
                     ViolatorLists& violators) {
-    const bool any_heavy =
+    any_heavy_ =
         std::find(weights_.heavy.begin(), weights_.heavy.end(), true) != weights_.heavy.end();
-    const std::int16_t* lines = weights_.lines.data();
-    const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
     for (const FeatureTiers::Group& group : tiers_.groups()) {
       const std::int64_t last = std::min(end, group.end);
       std::int64_t position = std::max(begin, group.begin);
       if (position >= last) continue;
-      const FeatureTiers::CodedPair* pair = tiers_.frequent(group, position);
-      for (; position < last; ++position) {
-        std::int32_t* sums = sums_.data() + (position - begin) * kSlots;
-        IntegerSums integers(sums);
-        std::fill_n(sums, kSlots, 0);
-        for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
-          const auto& [codes, values] = *pair;
-          integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+      if (!group.patterns.empty()) {
+        auto after = std::upper_bound(group.patterns.begin(), group.patterns.end(), position);
+        const FeatureTiers::CodedPair* pair =
+            tiers_.frequent(group, after - group.patterns.begin() - 1);
+        for (; position < last; ++after, pair += group.n_pairs) {
+          const std::int64_t next = std::min<std::int64_t>(last, *after);
+          look_at_pattern({pair, pair + group.n_pairs}, begin, position, next, biases, violators);
+          position = next;
         }
-        if (any_heavy) {
-          for (const auto& [codes, values] : tiers_.middle(position)) {
-            integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
-          }
+      } else {
+        const FeatureTiers::CodedPair* pair = tiers_.frequent(group, position - group.begin);
+        for (; position < last; ++position) {
+          IntegerSums integers = take_others(begin, position);
+          for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) add(*pair, integers);
+          const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(position);
+          if (hits != 0) report(hits, tiers_.row(position), scores(integers), biases, violators);
         }
-        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(position);
-        if (hits != 0) report(hits, tiers_.row(position), integers, biases, violators);
       }
+    }
+    if (tiers_.has_patterns()) touched_.fill(0);
+  }
+
+  /// Some rows of a pattern, whose score they have in common except for their scales.
+  void look_at_pattern(std::span<const FeatureTiers::CodedPair> features, std::int64_t begin,
+                       std::int64_t first, std::int64_t last, const PerSlot& biases,
+                       ViolatorLists& violators) {
+    const std::array<std::int32_t, kSlots> zeros = {};
+    IntegerSums integers(zeros.data());
+    for (const auto& pair : features) add(pair, integers);
+    const Scores of_pattern = scores(integers);
+    const Scores none = {broadcast(0), broadcast(0)};
+    // Scores are linear in the scale: if neither end exceeds a bound, no row in between does.
+    const bool some = (above(scaled(tiers_.scale(first), of_pattern, none)) |
+                       above(scaled(tiers_.scale(last - 1), of_pattern, none))) != 0;
+    for (std::int64_t position = first; position < last; ++position) {
+      const bool has_others = any_heavy_ || touched_[position - begin] != 0;
+      if (!some && !has_others) continue;
+      const Scores others = has_others ? scores(take_others(begin, position)) : none;
+      const Scores row = scaled(tiers_.scale(position), of_pattern, others);
+      const std::uint32_t hits = above(row) & ~violators.joined(position);
+      if (hits != 0) report(hits, tiers_.row(position), row, biases, violators);
     }
   }
 
-  /// Lists a row for the slots of `hits`.
-  void report(std::uint32_t hits, std::int32_t row, const IntegerSums& integers,
-              const PerSlot& biases, ViolatorLists& violators) {
+  /// Scores for all slots, in units.
+  using Scores = std::array<Lanes, 2>;
+  static Scores scores(const IntegerSums& integers) {
     std::array<std::int32_t, kSlots> sums;
     integers.store(sums.data());
+    return {to_float(load_integers(sums.data())), to_float(load_integers(sums.data() + kLanes))};
+  }
+  static Scores scaled(float scale, const Scores& a, const Scores& b) {
+    return {fused(broadcast(scale), a[0], b[0]), fused(broadcast(scale), a[1], b[1])};
+  }
+  /// One bit for each slot whose bound is exceeded.
+  std::uint32_t above(const Scores& row) const {
+    return greater(row[0], load(float_bounds_.data())) |
+           greater(row[1], load(float_bounds_.data() + kLanes)) << kLanes;
+  }
+
+  void add(const FeatureTiers::CodedPair& pair, IntegerSums& integers) const {
+    const auto line = [&](std::uint16_t code) {
+      return weights_.lines.data() + code * std::int64_t{kSlots};
+    };
+    integers.add(line(pair.codes[0]), line(pair.codes[1]),
+                 std::bit_cast<std::int32_t>(pair.values));
+  }
+
+  /// The sums over the other features of a row, which are then zeroed, and its middle features if
+  /// some slot needs them.
+  IntegerSums take_others(std::int64_t begin, std::int64_t position) {
+    std::int32_t* sums = sums_.data() + (position - begin) * kSlots;
+    IntegerSums integers(sums);
+    std::fill_n(sums, kSlots, 0);
+    if (any_heavy_) {
+      for (const auto& pair : tiers_.middle(position)) add(pair, integers);
+    }
+    return integers;
+  }
+
+  /// Lists a row for the slots of `hits`.
+  void report(std::uint32_t hits, std::int32_t row, const Scores& of_row, const PerSlot& biases,
+              ViolatorLists& violators) {
+    PerSlot in_units;
+    store(in_units.data(), of_row[0]);
+    store(in_units.data() + kLanes, of_row[1]);
     for (; hits != 0; hits &= hits - 1) {
       const int slot = __builtin_ctz(hits);
-      const auto score = static_cast<float>(biases[slot] + weights_.unit[slot] * sums[slot]);
+      const auto score = static_cast<float>(biases[slot] + weights_.unit[slot] * in_units[slot]);
       if (violators.add(slot, {row, score})) find_bound(slot, biases, violators);
     }
   }
@@ -237,9 +302,12 @@ class TierPass {
   const FeatureTiers& tiers_;
   const TierWeights& weights_;
   std::array<std::int32_t, kSlots> bounds_ = {};  // that sums of listed rows must exceed
+  PerSlot float_bounds_ = {};                     // the same
   std::vector<RareList> inside_;                  // the lists within a stretch, for one slot
   std::array<Sorted, kSlots> sorted_;
-  HugeArray<std::int32_t> sums_;  // of kPart rows; zero between parts
+  HugeArray<std::int32_t> sums_;  // of kPart rows over other features; zero between parts
+  std::array<std::uint8_t, kPart> touched_ = {};  // whether such a sum may not be zero
+  bool any_heavy_ = false;                        // whether some slot has its middle features added
 };
 
 }  // namespace dismec::solve

@@ -128,6 +128,7 @@ class TierScores {
   }
 
  private:
+  static constexpr double kHalf = 0.501;  // a weight is rounded by at most this many steps
   // A label with more than one list entry per this many rows has its middle features scored row by
   // row.
   static constexpr std::int64_t kHeavy = 4;
@@ -175,11 +176,16 @@ class TierScores {
     const double length = std::sqrt(squared);
     const double step =
         std::max({coded_.largest() / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
-    double lost = find_lists(slot, vectors, static_cast<float>(1 / step));
-    lost += round_coded(slot, static_cast<float>(step));
+    const double lost = find_lists(slot, vectors, static_cast<float>(1 / step));
+    const double off = round_coded(slot, static_cast<float>(step));
     weights_.unit[slot] = step * tiers_.unit();
-    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds scores, and likewise the effect of rounding weights and rows.
-    return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
+    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds scores, and likewise the effect of omitting weights and of
+    // rounding rows. The effect of rounding weights is also at most max|w_j|·Σ_j |x_j|, which is
+    // less if the label has weights for far more features than a row has.
+    const double longest = summary_.longest_features;
+    const double rounding = std::min(longest * std::sqrt(off), kHalf * step * tiers_.most());
+    return longest * (std::sqrt(lost) + 1e-6 * length) + rounding +
+           tiers_.error() * std::sqrt(coded_.squared());
   }
 
   /// Separates the weights of features with codes below `n_codes` from the others.

@@ -303,6 +303,7 @@ struct WorkingSet {
     constexpr std::int64_t kNearby = 1 << 16;  // features whose map stays in the cache
     const bool ask = X.n_sparse() > kNearby;
     const auto row_at = [&](std::int64_t i) {
+      if (i + kStartsAhead < std::ssize(added)) prefetch_start(X, added[i + kStartsAhead]);
       if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
       if (ask && i + kNext < std::ssize(added)) {
         const Row next = row_of(X, added[i + kNext]);
