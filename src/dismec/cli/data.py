@@ -342,9 +342,7 @@ def demo(rows: int, labels: int, keep: Path | None, overwrite: bool) -> None:
             ["predict", model, few, "-k", 3],
         ):
             if command[0] == "predict":
-                click.echo(
-                    "\nThe best labels of the first five test rows, as label:probability or score"
-                )
+                click.echo("\nThe best labels of the first five test rows, with their scores")
                 few.write_text("".join(_head_of(test, 5)))
             name, *arguments = map(str, command)
             main.commands[name].main(arguments, standalone_mode=False)
