@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from dismec.cpu import thread_count
 from dismec.data.columns import text_column
 from dismec.data.counts import counted
+from dismec.data.files import StrPath
 from dismec.data.mixed import is_parts, with_dense
 from dismec.data.targets import Kind, Target
 from dismec.data.training_file import TrainingData
@@ -22,6 +23,7 @@ from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, check_none_empty, check_scorer
+from dismec.features.encoder import Encoder
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
@@ -58,7 +60,10 @@ class DiSMECTextClassifier(Estimator):
         The same.
     best : bool, default=False
         Whether to choose everything that pays on held-out texts, as for `TrainingParams`; also the
-        terms, if all parameters that say which terms to use have their defaults.
+        terms, if all parameters that say which terms to use have their defaults, and the encoder.
+    encoder : str or path-like, default=None
+        A sentence encoder whose embeddings of texts become dense features: a name in the local
+        cache of sentence-transformers, or a folder (``docs/tutorial/embeddings.md``).
 
     Attributes
     ----------
@@ -112,9 +117,10 @@ class DiSMECTextClassifier(Estimator):
         weighting: str | None = None,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
-        dense_scale: float = 1.0,
+        dense_scale: float | None = None,
         metric: str = "nDCG@5",
         best: bool = False,
+        encoder: StrPath | None = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -141,6 +147,7 @@ class DiSMECTextClassifier(Estimator):
         self.dense_scale = dense_scale
         self.metric = metric
         self.best = best
+        self.encoder = encoder
 
     def fit(
         self,
@@ -196,22 +203,32 @@ class DiSMECTextClassifier(Estimator):
             raise DataError("no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
         params = self._params(tfidf=True)
+        encoder = None if self.encoder is None else Encoder.find(self.encoder)
+        if encoder:
+            if dense is not None:
+                raise DataError("dense features cannot be combined with an encoder")
+            dense = encoder.encode(rows)
 
         @contextmanager
-        def read(terms: TextParams) -> Iterator[tuple[TrainingData, TrainOptions]]:
+        def read(
+            terms: TextParams, used: Encoder | None
+        ) -> Iterator[tuple[TrainingData, TrainOptions]]:
             builder = VocabularyBuilder(terms, threads=self._threads())
             builder.add(rows)
-            vocabulary = builder.finish()
+            vocabulary = builder.finish(used)
             judge = validation and self._aligned(vocabulary, *validation, target.classes)
-            found = with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+            beside = dense if used is encoder else None
+            found = with_dense(vocabulary.counts(rows, threads=self._threads()), beside)
             data = TrainingData(found, target.Y, weights, names=names)
             yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
 
         text = TextParams(**{name: getattr(self, name) for name in _TEXT})
         table: tuple[dict[str, Any], ...] = ()
-        if self.best and text == TextParams():
-            text, table = choose_terms(read, thread_count(self._threads()))
-        with read(text) as (data, options):
+        given = None if text == TextParams() else text
+        if self.best and (given is None or encoder):
+            threads = thread_count(self._threads())
+            text, table = choose_terms(read, threads, given=given, encoder=encoder)
+        with read(text, encoder if not table or table[-1]["used"] else None) as (data, options):
             self._fit(
                 data.X,
                 target.Y,

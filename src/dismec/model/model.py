@@ -20,6 +20,7 @@ from dismec.data.files import WatchedFiles
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
+from dismec.features.encoder import Encoder
 from dismec.measure.metrics import Truth
 from dismec.model.aims import aimed, candidates, psp_exponent
 from dismec.model.allowed import Allowed, LabelsAllowed
@@ -121,6 +122,11 @@ class Model:
     def n_dense(self) -> int:
         """Number of dense features per row; 0 for most models."""
         return self.transform.dense
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder that turns texts into the dense features, if there is one."""
+        return None if self.vocabulary is None else self.vocabulary.encoder
 
     @property
     def params(self) -> dict[str, Any]:

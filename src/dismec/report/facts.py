@@ -230,6 +230,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "training data": manifest.data,
         **shown_params(manifest.params),
         **({"text": text} if manifest.text is not None else {}),
+        **({"encoder": " ".join(manifest.encoder.values())} if manifest.encoder else {}),
         **({"history": _history_lines(manifest.history)} if manifest.history else {}),
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),
         "labels not solved": stats.unsolved,

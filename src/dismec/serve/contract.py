@@ -218,7 +218,8 @@ _MODEL = {
     "name": _typed("string", "Name of its directory."),
     "labels": _INTEGER,
     "features": _typed("integer", "Number of sparse features, or terms."),
-    "dense": _typed("integer", "Number of dense features per row; 0 for most models."),
+    "dense": _typed("integer", "Number of dense features that a row must have; mostly 0."),
+    "encoder": _nullable(_typed("string", "Name of the encoder of texts, if there is one.")),
     "names": _typed("boolean", "Whether labels have names."),
     "hierarchy": _nullable(
         _typed("object", "Numbers of nodes, groups and levels of the hierarchy, if there is one.")
@@ -303,7 +304,8 @@ def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     beside = {"dense": dense} if model.n_dense else {}
     kinds = {}
     if model.vocabulary is not None:
-        kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)} | beside
+        kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)}
+        kinds["Text"] |= {} if model.encoder else beside
     if model.n_features or not model.n_dense:
         kinds["Row"] = {"features": features} | beside
     return kinds or {"Dense": beside}

@@ -52,7 +52,7 @@ def _rows_in_words(model: Model) -> str:
         parts.append("texts")
     elif model.n_features:
         parts.append(f"rows of {model.n_features:,} sparse features")
-    if model.n_dense:
+    if model.n_dense and not model.encoder:
         parts.append(counted(model.n_dense, "dense feature"))
     return " with ".join(parts)
 
@@ -113,7 +113,7 @@ def _examples(path: str, contract: Contract) -> dict[str, Any]:
     elif model.n_features:
         row = {"features": [[0, 1.0], [1, 0.5]][: model.n_features]}
         other = {"features": [[model.n_features - 1, 1.0]]}
-    if model.n_dense:
+    if model.n_dense and not model.encoder:
         row |= {"dense": [0.5] * model.n_dense}
         other |= {"dense": [-0.5] * model.n_dense}
     if path == "/explain":

@@ -50,7 +50,10 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
     has_texts = bool(rows) and "text" in rows[0]
     numeric = request.get("numeric", False)
     where = "row index {}" if "rows" in request else "the row"
-    dense = _read_dense(rows, model.n_dense, where) if model.n_dense else None
+    encodes = has_texts and model.encoder is not None
+    dense = None
+    if model.n_dense and not encodes:
+        dense = _read_dense(rows, model.n_dense, where)
     if dense is not None and not model.n_features:
         return mixed_rows(None, dense), request
     if has_texts and numeric:
@@ -61,10 +64,10 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
             "the numbers of its terms"
         )
     if has_texts:
-        X = text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
-    else:
-        X = _read_rows(rows, model, where) if X is None else X
-        X = X if model.vocabulary is None else TextRows(X)
+        texts = [row["text"] for row in rows]
+        return with_dense(text_vocabulary(model).rows(texts, threads=1), dense), request
+    X = _read_rows(rows, model, where) if X is None else X
+    X = X if model.vocabulary is None else TextRows(X)
     return with_dense(X, dense), request
 
 
