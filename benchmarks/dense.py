@@ -1,15 +1,11 @@
 """Dense features: time and memory against PECOS and LinearSVC; exits with 1 if below the aim.
 
-    python benchmarks/dense.py speed --python PEERS_PYTHON
-    python benchmarks/dense.py texts
+    python benchmarks/dense.py --python PEERS_PYTHON
 
-`speed` generates embeddings whose labels are directions in groups, by default 50,000 rows × 768
-with 2,000 labels, and trains all labels, each system in its own process with one thread. PECOS gets
+Generates embeddings whose labels are directions in groups, by default 50,000 rows × 768 with 2,000
+labels, and trains all labels, each system in its own process with one thread. PECOS gets
 the array as it is, since its XR-Linear accepts dense arrays. LinearSVC trains only some labels, and
 its time is extrapolated. Without --python, PECOS is looked for in this environment.
-
-`texts` compares tf-idf, a truncated SVD of the tf-idf rows as dense features, and both, on
-cooking-text and eurlex57k-text in the folder named by the environment variable DISMEC_DATA.
 """
 
 from __future__ import annotations
@@ -26,17 +22,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-import dismec
-from dismec.features.transform import Transform
-from dismec.training.train import fit
 from machine import print_heading
-from text import indicator, vocabulary_of
-from text_pipelines import load
 
 TIMES_LINEAR_SVC = 30  # minimum speedup over LinearSVC
 MATRICES, FIXED = 1.3, 300e6  # memory bound: this many times the matrix, plus these bytes
 TEST_ROWS = 5000
-COMPONENTS = 256
 
 OURS = """
 import json, sys, time
@@ -163,60 +153,17 @@ def speed(args: argparse.Namespace) -> bool:
     return good
 
 
-def svd(Xt: Any, test: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Project rows and test rows onto the first right singular vectors of the rows."""
-    _, _, V = sp.linalg.svds(Xt, k=components, random_state=0)
-    return (
-        np.ascontiguousarray(Xt @ V.T, dtype=np.float32),
-        np.ascontiguousarray(test @ V.T, dtype=np.float32),
-    )
-
-
-def texts(args: argparse.Namespace) -> bool:
-    print(f"{'':16} {'':12} {'P@1':>7} {'P@3':>7} {'P@5':>7} {'PSP@5':>7} {'CPU s':>8}")
-    for name in args.sets:
-        (words, labels), (test_words, test_labels) = load(name, "train"), load(name, "test")
-        known = sorted({label for row in labels for label in row})
-        Y, truth = indicator(labels, known), indicator(test_labels, known)
-        vocabulary = vocabulary_of(words, dismec.TextParams())
-        X, test = vocabulary.rows(words), vocabulary.rows(test_words)
-        transform = Transform.fit(X, tfidf=True, bias=0.0)
-        E, of_test = svd(transform.apply(X), transform.apply(test), COMPONENTS)
-        for what, rows, judged in (
-            ("tf-idf", X, test),
-            (f"SVD, {COMPONENTS}", [E], [of_test]),
-            *((f"both, {scale:g}", [X, E], [test, of_test]) for scale in args.scales),
-        ):
-            sparse = not isinstance(rows, list) or len(rows) == 2
-            scale = float(what.split()[1]) if what.startswith("both") else 1.0
-            params = dismec.TrainingParams(tfidf=sparse, dense_scale=scale)
-            begin = time.process_time()
-            model = fit(rows, Y, params)
-            seconds = time.process_time() - begin
-            result = model.evaluate(judged, truth)
-            metrics = " ".join(f"{result[m]:7.2f}" for m in ("P@1", "P@3", "P@5", "PSP@5"))
-            print(f"{name:16} {what:12} {metrics} {seconds:8.1f}", flush=True)
-    return True
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(required=True)
-    fast = commands.add_parser("speed")
-    fast.set_defaults(work=speed)
-    fast.add_argument("--rows", type=int, default=50_000)
-    fast.add_argument("--width", type=int, default=768)
-    fast.add_argument("--labels", type=int, default=2000)
-    fast.add_argument("--noise", type=float, default=3.0)
-    fast.add_argument("--python", default=sys.executable, help="The Python that has PECOS.")
-    fast.add_argument("--svc-labels", type=int, default=8, help="Labels for LinearSVC; 0: none.")
-    both = commands.add_parser("texts")
-    both.set_defaults(work=texts)
-    both.add_argument("--sets", nargs="+", default=["cooking-text", "eurlex57k-text"])
-    both.add_argument("--scales", nargs="+", type=float, default=[0.3, 0.5, 1.0])
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--labels", type=int, default=2000)
+    parser.add_argument("--noise", type=float, default=3.0)
+    parser.add_argument("--python", default=sys.executable, help="The Python that has PECOS.")
+    parser.add_argument("--svc-labels", type=int, default=8, help="Labels for LinearSVC; 0: none.")
     args = parser.parse_args()
     print_heading("scikit-learn")
-    return 0 if args.work(args) else 1
+    return 0 if speed(args) else 1
 
 
 if __name__ == "__main__":

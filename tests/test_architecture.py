@@ -59,6 +59,8 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "starlette": "serve.application",
     "uvicorn": ("serve.server", "serve.connections"),
     "httptools": "serve.connections",
+    "sentence_transformers": "features.encoder",
+    "huggingface_hub": "features.encoder",
 }
 # The package as a whole, and one module: a longer one gives a warning.
 MOST_MODULES, MOST_PACKAGE_LINES, LONGEST_CHAIN = 160, 30_000, 18
@@ -259,7 +261,11 @@ def test_the_document_lists_the_layers_in_their_order():
 def test_the_document_says_where_third_party_packages_are_imported():
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     stated = dict(re.findall(r"^\| (\S+) \| (`.+`) \|$", text, flags=re.M))
-    other_names = {"sklearn": "scikit-learn", "distributed": "Dask"}
+    other_names = {
+        "sklearn": "scikit-learn",
+        "distributed": "Dask",
+        "sentence_transformers": "sentence-transformers",
+    }
     expected = {}
     for package, doors in DOORS.items():
         paths = [door.replace(".", "/") for door in ([doors] if isinstance(doors, str) else doors)]

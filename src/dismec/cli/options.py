@@ -121,14 +121,14 @@ class Reading:
             fmt = self.fmt_for(model, data, trains=trains)
             dataset, of_column = text_dataset(model, data, fmt=fmt, threads=threads)
             weights = of_column if weights is None else weights
-        n_rows = dataset.X.shape[0]
-        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows)
+        n_rows, encoded = dataset.X.shape[0], data.is_texts
+        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows, encoded)
         return dataset._replace(X=rows.X), weights
 
     def batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
-        """Yield the rows of DATA in batches; with dense features, DATA is read twice."""
-        rows = self.sparse_batches(model, data, threads)
-        return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
+        """Yield the rows of DATA in batches; with --dense, DATA is read twice."""
+        rows, texts = self.own_batches(model, data, threads), data.is_texts
+        return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data), texts)
 
     def with_dense(
         self,
@@ -136,13 +136,14 @@ class Reading:
         batches: Iterable[DataBatch],
         data: str,
         n_rows: Callable[[], int],
+        of_texts: bool,
     ) -> Iterator[DataBatch]:
-        """Combine rows with their dense features, for a model that uses them.
+        """Combine rows with their dense features, for a model that needs them.
 
         `n_rows` returns the total number of rows: a different number of dense rows is an error
         before the first batch.
         """
-        dense = self.dense_for(model)
+        dense = self.dense_for(model, of_texts)
         if dense is None:
             return iter(batches)
         if (seen := n_rows()) != len(dense):
@@ -174,8 +175,12 @@ class Reading:
         read = read_texts(data, self.fmt_for(model, data), needs_labels=False)
         return sum(len(batch.texts) for batch in read)
 
-    def dense_for(self, model: Model) -> Any:
-        """Return the dense features of the rows, if the model uses them."""
+    def dense_for(self, model: Model, of_texts: bool = False) -> Any:
+        """Return the dense features of the rows, if the model needs them."""
+        if of_texts and model.encoder is not None:
+            if self.dense is not None:
+                raise DismecError("the model encodes texts itself: omit --dense")
+            return None
         if self.dense is None:
             if model.n_dense:
                 raise DismecError(
@@ -195,10 +200,10 @@ class Reading:
             )
         return dense
 
-    def sparse_batches(
+    def own_batches(
         self, model: Model, data: DataFile, threads: int | None = None
     ) -> Iterator[DataBatch]:
-        """Yield the rows of DATA in batches, without dense features."""
+        """Yield the rows of DATA in batches, without the features of --dense."""
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -206,6 +211,7 @@ class Reading:
                 yield DataBatch(self.terms(model, data, rows))
             return
         from dismec.data.corpus import read_texts
+        from dismec.data.mixed import no_features
         from dismec.features.text_rows import vocabulary_of
 
         vocabulary = vocabulary_of(model) if model.n_features else None
@@ -213,8 +219,8 @@ class Reading:
             if vocabulary is None:
                 yield DataBatch(no_features(len(batch.texts)), batch.ids, batch.texts)
             else:
-                rows = vocabulary.rows(batch.texts, threads=threads)
-                yield DataBatch(rows, batch.ids, batch.texts)
+                found = vocabulary.rows(batch.texts, threads=threads)
+                yield DataBatch(found, batch.ids, batch.texts)
 
     def terms(self, model: Model, data: DataFile, rows: csr_array) -> csr_array:
         """Return numeric rows of DATA for the model, if it accepts them or --numeric is given."""
@@ -254,15 +260,6 @@ def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
 
     Y, known = columns_by_name(dataset.Y, dataset.names, names)
     return dataset._replace(Y=Y, names=known)
-
-
-def no_features(n_rows: int) -> csr_array:
-    """Return rows without features."""
-    import numpy as np
-    import scipy.sparse as sp
-
-    rows: Any = sp.csr_array((n_rows, 0), dtype=np.float32)
-    return rows  # type: ignore[no-any-return]
 
 
 def added(*options: Callable[[F], F]) -> Callable[[F], F]:

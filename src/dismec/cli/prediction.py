@@ -36,7 +36,6 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     json_option,
-    no_features,
     parse_ks,
     parse_number,
     propensity_options,
@@ -239,7 +238,8 @@ def predict(
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
             )
-            batches = reading.with_dense(opened, [rows], "--text", lambda: rows.X.shape[0])
+            n_rows = rows.X.shape[0]
+            batches = reading.with_dense(opened, [rows], "--text", lambda: n_rows, bool(texts))
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
@@ -308,6 +308,8 @@ def _rows_of_texts(model: Model, texts: tuple[str, ...], threads: int | None) ->
 
 def _no_other_rows(model: Model, reading: Reading) -> DataBatch:
     """Return as many rows without sparse features as there are dense rows."""
+    from dismec.data.mixed import no_features
+
     dense = reading.dense_for(model)
     if model.n_features:
         raise click.UsageError(
@@ -438,11 +440,13 @@ def explain(
     file. If the model uses dense features, they come from that row of --dense; if it uses only
     those, ROW is ignored.
     """
+    from dismec.data.mixed import sparse_part
+
     with _opened(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)
-        if opened.vocabulary and not x.nnz:
+        if opened.vocabulary and not sparse_part(x).nnz:
             print_message("the model knows no word of this text: only the bias contributes")
-        x = _row_with_dense(opened, x, reading, number)
+        x = _row_with_dense(opened, x, reading, number, text is not None)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:
             best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -477,7 +481,9 @@ def _print_why(
 def _row_to_explain(
     model: Model, row: str, number: int | None, reading: Reading
 ) -> tuple[str | None, Any]:
-    """Return the given row without its dense features, and its text, if any."""
+    """Return the given row without the features of --dense, and its text, if any."""
+    from dismec.data.mixed import no_features
+
     if number is None and len(row) < 1000 and Path(row).is_file():
         raise click.UsageError(f"{row} is a file: choose a row of it (--row 1)")
     if model.n_dense and not model.n_features:
@@ -487,9 +493,11 @@ def _row_to_explain(
     return _row_in(model, Path(row), number, reading)
 
 
-def _row_with_dense(model: Model, x: Any, reading: Reading, number: int | None) -> Any:
-    """Return the row with its dense features, if the model uses them."""
-    dense = reading.dense_for(model)
+def _row_with_dense(
+    model: Model, x: Any, reading: Reading, number: int | None, of_text: bool
+) -> Any:
+    """Return the row with its dense features, if the model needs them."""
+    dense = reading.dense_for(model, of_text)
     if dense is None:
         return x
     if number is None and len(dense) != 1:
@@ -505,7 +513,7 @@ def _row_with_dense(model: Model, x: Any, reading: Reading, number: int | None) 
 def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
     """Return a row of a data file, and its text, if any."""
     seen = 0
-    for X, _, texts in reading.sparse_batches(model, reading.look(data)):
+    for X, _, texts in reading.own_batches(model, reading.look(data)):
         place, seen = number - 1 - seen, seen + X.shape[0]
         if number <= seen:
             return (None if texts is None else texts[place]), X[[place]]

@@ -57,6 +57,8 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
         more |= {"callback": parse_number("auto"), "metavar": field.metadata["metavar"]}
         if name == "C":  # the default depends on DATA
             more["help"] += f" [default: auto; 1 for l1, or fewer than {_ENOUGH_ROWS:,} rows]"
+    elif name == "dense_scale":
+        more |= {"type": float}
     elif name in ("tfidf", "calibrate"):  # the default depends on DATA
         flag, more = f"{flag}/--no-{name}", {"default": None, **more}
         if name == "calibrate":
@@ -140,6 +142,11 @@ _TEXT_OPTIONS: dict[str, Any] = {
     help="Keep no training texts in the model [default: excerpts of five].",
 )
 @dense_option
+@click.option(
+    "--encoder",
+    metavar="NAME|PATH",
+    help="Sentence encoder whose embeddings of texts are dense features; not downloaded.",
+)
 @click.option("--dense-only", is_flag=True, help="Use only the labels of DATA, and --dense.")
 @file_option(
     "--pair-weights",
@@ -169,6 +176,7 @@ def train(
     validation_dense: Path | None,
     overwrite: bool,
     no_examples: bool,
+    encoder: str | None,
     dense_only: bool,
     pair_weights: Path | None,
     label_texts: str | None,
@@ -205,15 +213,20 @@ def train(
         raise click.UsageError(f"{option} requires --dense")
     if reading.dense is not None and bool(validation) != bool(validation_dense):
         raise click.UsageError("with --dense, --validation requires --validation-dense")
+    if encoder is not None and reading.dense is not None:
+        raise click.UsageError("--encoder cannot be combined with --dense")
     of_texts = {name: given.pop(name) for name in _TEXT_OPTIONS}
     file = None
     if data_on_workers:
-        others = {"pair_weights": pair_weights, "validation": validation, **of_texts}
+        others = {"pair_weights": pair_weights, "validation": validation, "encoder": encoder}
+        others |= of_texts
         _check_on_workers(cluster, reading, others)
     else:
         check_output(model, overwrite)
         file = reading.look(data)
     is_text = file is not None and file.is_texts
+    if encoder is not None and not is_text:
+        raise click.UsageError(f"--encoder is for texts, but {file} holds numeric data")
     params = _training_params(given, is_text and not dense_only)
     text = None if file is None else _text_params(of_texts, file, dense_only)
     begin = time.perf_counter()
@@ -258,6 +271,7 @@ def train(
                     validation_dense=judge_dense,
                     dense_only=dense_only,
                     label_texts=label_texts == "names" or label_texts,
+                    encoder=encoder,
                 )
             )
         else:
@@ -380,6 +394,14 @@ def _print_learned(model: Model, params: TrainingParams) -> None:
         click.echo(f"{row['terms']}: {_outcome(row)}", err=True)
     if "sqrt_effect" in described:
         click.echo(f"square roots of values: {described['sqrt_effect']}", err=True)
+    if "dense_scale_table" in described:
+        table = described["dense_scale_table"]
+        tried = ", ".join("{}: {:.2f}".format(*row.values()) for row in table)
+        click.echo(
+            f"dense scale {model.params['dense_scale']:g}, chosen "
+            f"{described['dense_scale_auto']}: {tried}",
+            err=True,
+        )
     if params.chooses_delta:
         click.echo(
             f"delta {model.params['delta']}, chosen {described['delta_auto']}: "

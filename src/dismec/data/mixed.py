@@ -101,14 +101,29 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     Raises `DataError` if either cannot be used, or their numbers of rows differ.
     """
     dense = _check_dense(dense)
+    if isinstance(sparse, MixedRows):  # texts that were encoded
+        raise DataError("dense features cannot be combined with an encoder")
     if sparse is None:
-        sparse = sp.csr_array((len(dense), 0), dtype=np.float32)
+        sparse = no_features(len(dense))
     sparse = check_X(sparse)
     if sparse.shape[0] != len(dense):
         raise DataError(
             f"X has {counted(sparse.shape[0], 'row')}, but the dense features have {len(dense)}"
         )
     return MixedRows(sparse, dense)
+
+
+def no_features(n_rows: int) -> Any:
+    """Return rows without sparse features."""
+    return sp.csr_array((n_rows, 0), dtype=np.float32)
+
+
+def stacked(parts: list[Any], kind: type[sp.csr_array]) -> Any:
+    """Stack rows, sparse or mixed; the sparse features become this kind of matrix."""
+    sparse = kind(sp.vstack([sparse_part(part) for part in parts], format="csr"))
+    if not isinstance(parts[0], MixedRows):
+        return sparse
+    return mixed_rows(sparse, np.concatenate([part.dense for part in parts]))
 
 
 def with_dense(X: Any, dense: Any) -> Any:

@@ -112,7 +112,7 @@ class DiSMECClassifier(Estimator):
         soft_labels: bool = False,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
-        dense_scale: float = 1.0,
+        dense_scale: float | None = None,
         metric: str = "nDCG@5",
         best: bool = False,
     ) -> None:

@@ -203,10 +203,14 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             del known["positive_weight"]  # it was chosen, and so were the terms of texts
         elif model.vocabulary is not None:
             known |= asdict(model.vocabulary.params)
+        if model.encoder is not None:
+            known["encoder"] = model.encoder.name
         self = cls(**{name: known[name] for name in cls._get_param_names() if name in known})
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
+        if "dense_scale_auto" in known:
+            self.dense_scale = None
         if "C_auto" in known:
             self.C = AUTO
             self.metric = known["C_auto"]["metric"]

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from dismec.cpu import thread_count
 from dismec.data.columns import text_column
 from dismec.data.counts import counted
+from dismec.data.files import StrPath
 from dismec.data.mixed import is_parts, with_dense
 from dismec.data.targets import Kind, Target
 from dismec.data.training_file import TrainingData
@@ -22,6 +23,7 @@ from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, check_none_empty
+from dismec.features.encoder import Encoder
 from dismec.features.label_texts import label_texts, own_text, with_own_rows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
@@ -59,7 +61,10 @@ class DiSMECTextClassifier(Estimator):
         The same.
     best : bool, default=False
         Whether to choose everything that pays on held-out texts, as for `TrainingParams`; also the
-        terms, if all parameters that say which terms to use have their defaults.
+        terms, if all parameters that say which terms to use have their defaults, and the encoder.
+    encoder : str or path-like, default=None
+        A sentence encoder whose embeddings of texts become dense features: a name in the local
+        cache of sentence-transformers, or a folder (``docs/tutorial/embeddings.md``).
 
     label_texts : dict of str to str, path or True, default=None
         Texts that describe labels, by name, or a file of them, as for `train_text`. Labels that
@@ -113,10 +118,11 @@ class DiSMECTextClassifier(Estimator):
         weighting: str | None = None,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
-        dense_scale: float = 1.0,
+        dense_scale: float | None = None,
         metric: str = "nDCG@5",
         best: bool = False,
         label_texts: Mapping[str, str] | str | bool | None = None,
+        encoder: StrPath | None = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -144,6 +150,7 @@ class DiSMECTextClassifier(Estimator):
         self.metric = metric
         self.best = best
         self.label_texts = label_texts
+        self.encoder = encoder
 
     def fit(
         self,
@@ -197,22 +204,32 @@ class DiSMECTextClassifier(Estimator):
         classes = [*target.classes, *(name for name in described if name not in set(names))]
         names = [str(label) for label in classes]
         params = self._params(tfidf=True)
+        encoder = None if self.encoder is None else Encoder.find(self.encoder)
+        if encoder:
+            if dense is not None:
+                raise DataError("dense features cannot be combined with an encoder")
+            dense = encoder.encode(rows)
 
         @contextmanager
-        def read(terms: TextParams) -> Iterator[tuple[TrainingData, TrainOptions]]:
+        def read(
+            terms: TextParams, used: Encoder | None
+        ) -> Iterator[tuple[TrainingData, TrainOptions]]:
             builder = VocabularyBuilder(terms, threads=self._threads())
             builder.add(rows)
-            vocabulary = builder.finish()
+            vocabulary = builder.finish(used)
             judge = validation and self._aligned(vocabulary, *validation, target.classes)
-            found = with_dense(vocabulary.rows(rows, threads=self._threads()), dense)
+            beside = dense if used is encoder else None
+            found = with_dense(vocabulary.counts(rows, threads=self._threads()), beside)
             data = TrainingData(found, target.Y, weights, names=names)
             yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
 
         text = TextParams(**{name: getattr(self, name) for name in _TEXT})
         table: tuple[dict[str, Any], ...] = ()
-        if self.best and text == TextParams():
-            text, table = choose_terms(read, thread_count(self._threads()))
-        with read(text) as (data, options):
+        given = None if text == TextParams() else text
+        if self.best and (given is None or encoder):
+            threads = thread_count(self._threads())
+            text, table = choose_terms(read, threads, given=given, encoder=encoder)
+        with read(text, encoder if not table or table[-1]["used"] else None) as (data, options):
             more: dict[str, Any] = {}
             X, Y = data.X, target.Y
             if self.label_texts and options.vocabulary is not None:

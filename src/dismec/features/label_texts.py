@@ -23,6 +23,7 @@ import scipy.sparse as sp
 from dismec.data.files import StrPath
 from dismec.data.formats import DataFile, detect
 from dismec.data.matrices import csr_on, plus
+from dismec.data.mixed import MixedRows, mixed_rows, sparse_part
 from dismec.data.text_format import RefusedError, TextFormat, TextRow, checked_names, quoted
 from dismec.data.text_readers import RowReader, file_rows
 from dismec.errors import DataError
@@ -102,19 +103,21 @@ def own_text(label: str) -> str:
 
 def with_own_rows(
     X: Any, Y: Any, vocabulary: Vocabulary, texts: Sequence[str]
-) -> tuple[sp.csr_array, sp.csr_array, int]:
+) -> tuple[Any, sp.csr_array, int]:
     """Return rows and labels followed by the texts of labels with rows, and the number of these.
 
     There may be more texts than columns of Y: labels without rows.
     """
-    rows: Any = vocabulary.rows(texts)
     counts = np.bincount(Y.indices, minlength=len(texts))
-    own = np.flatnonzero((counts > 0) & (np.diff(rows.indptr) > 0))
+    own = np.flatnonzero((counts > 0) & (np.diff(vocabulary.counts(texts).indptr) > 0))
+    rows: Any = vocabulary.rows([texts[label] for label in own.tolist()])
     shape = len(own), len(texts)
     of_own: Any = sp.csr_array((np.ones(len(own), Y.dtype), own, np.arange(len(own) + 1)), shape)
     Y = sp.csr_array((Y.data, Y.indices, Y.indptr), (Y.shape[0], len(texts)))
-    stacked = sp.vstack([X, rows[own]], format="csr"), sp.vstack([Y, of_own], format="csr")
-    return *map(sp.csr_array, stacked), len(own)  # type: ignore[return-value]
+    stacked: Any = sp.vstack([sparse_part(X), sparse_part(rows)], format="csr")
+    if isinstance(X, MixedRows):  # of an encoder
+        stacked = mixed_rows(stacked, np.vstack([X.dense, rows.dense]))
+    return stacked, sp.csr_array(sp.vstack([Y, of_own], format="csr")), len(own)
 
 
 def matches(
@@ -127,7 +130,7 @@ def matches(
 
     With `among`, only their values for these features are complete.
     """
-    rows = vocabulary.rows(texts)
+    rows = vocabulary.counts(texts)
     n_rows, n_features = rows.shape
     factors = np.ones(n_features) if idf is None else idf.astype(np.float64)
     features = np.unique(rows.indices)
@@ -157,13 +160,13 @@ def _unknown_words(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[list[s
         words = builder.finish()
     except DataError:  # there are none
         return [], sp.csr_array((len(texts), 0))
-    rows = vocabulary.rows(words.terms)
+    rows = vocabulary.counts(words.terms)
     new = [
         number
         for number, word in enumerate(words.terms)
         if all(vocabulary.terms[f] != word for f in rows.indices[slice(*rows.indptr[number:][:2])])
     ]
-    return [words.terms[number] for number in new], words.rows(texts)[:, new]
+    return [words.terms[number] for number in new], words.counts(texts)[:, new]
 
 
 def _forms(

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from dismec.data.corpus import TextBatch, Texts, is_frame
 from dismec.data.counts import counted
 from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
 from dismec.data.matrices import indicator_of
+from dismec.data.mixed import no_features, stacked
 from dismec.data.text_format import TextFormat
 from dismec.data.weights import RowWeights
 from dismec.errors import DataError, located
+from dismec.features.encoder import Encoder
 from dismec.features.vocabulary import TextParams, TextRows, Vocabulary, VocabularyBuilder
 
 Log = Callable[[str], None]
@@ -70,7 +71,7 @@ def weighted_rows(
     ids: list[list[int]] = []
     for batch in texts.read():
         if vocabulary is None:
-            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
+            rows.append(no_features(len(batch.texts)))
         else:
             rows.append(vocabulary.rows(batch.texts, threads=threads))
         ids += [[known.setdefault(name, len(known)) for name in row] for row in batch.labels]
@@ -80,9 +81,7 @@ def weighted_rows(
     if not rows:
         raise DataError(f"{texts.name}: no rows")
     Y = indicator_of(ids, 1 + max(known.values(), default=-1))
-    dataset = Dataset(
-        TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
-    )
+    dataset = Dataset(stacked(rows, TextRows), Y, sorted(known, key=known.__getitem__))
     return dataset, None if weights is None else np.array(weights)
 
 
@@ -92,6 +91,7 @@ def learn(
     *,
     threads: int | None = None,
     log: Log | None = None,
+    encoder: Encoder | None = None,
 ) -> tuple[Vocabulary, list[str]]:
     """Learn the vocabulary of texts, and collect their label names in order."""
     builder = VocabularyBuilder(params, threads=threads)
@@ -106,7 +106,7 @@ def learn(
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
     with located(texts.name, DataError):
-        vocabulary = builder.finish()
+        vocabulary = builder.finish(encoder)
     if log:
         log(
             f"{counted(n_rows, 'text')}, {counted(len(vocabulary.terms), 'feature')}, "

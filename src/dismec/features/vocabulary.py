@@ -17,7 +17,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,12 @@ from dismec.cpu import in_threads, kernels, thread_count
 from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.matrices import csr_on, refuse_mask, row_pointers
+from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError, located
+
+if TYPE_CHECKING:
+    from dismec.features.encoder import Encoder
 
 T = TypeVar("T")
 
@@ -220,7 +224,7 @@ class VocabularyBuilder:
     ) -> None:
         _in_chunks(lambda a, b: self._counter.add(texts, a, b), ends, begin, end, self._threads)
 
-    def finish(self) -> Vocabulary:
+    def finish(self, encoder: Encoder | None = None) -> Vocabulary:
         """Return the vocabulary of the terms to keep; more rows may be added afterwards."""
         params = self.params
         arrays = self._counter.list(params.min_df, params.max_df * self.n_rows, params.max_features)
@@ -232,19 +236,25 @@ class VocabularyBuilder:
                 else f"{counted(self.n_rows, 'row')} of text: no row has a word of two letters "
                 "or more"
             )
-        return Vocabulary(params, *arrays)
+        return Vocabulary(params, *arrays, encoder)
 
 
 class Vocabulary:
     """An immutable mapping from terms to features; see `VocabularyBuilder` and `from_arrays`.
 
-    The `terms` are in feature order: by decreasing number of rows, ties in byte order.
+    The `terms` are in feature order: by decreasing number of rows, ties in byte order. With an
+    `encoder`, rows also have its embeddings as dense features.
     """
 
     def __init__(
-        self, params: TextParams, utf8: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+        self,
+        params: TextParams,
+        utf8: npt.NDArray[np.uint8],
+        offsets: npt.NDArray[np.int64],
+        encoder: Encoder | None = None,
     ) -> None:
         self.params = params
+        self.encoder = encoder
         self.terms: Sequence[str] = Names(utf8, offsets)
         self._utf8, self._offsets = utf8, offsets
         self._lexicon = kernels.Lexicon(*_rules(params), utf8, offsets)
@@ -254,9 +264,15 @@ class Vocabulary:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The lexicon is native and is rebuilt from the terms.
-        return Vocabulary, (self.params, np.array(self._utf8), np.array(self._offsets))
+        terms = np.array(self._utf8), np.array(self._offsets)
+        return Vocabulary, (self.params, *terms, self.encoder)
 
-    def rows(self, texts: Sequence[str], *, threads: int | None = None) -> TextRows:
+    def rows(self, texts: Sequence[str], *, threads: int | None = None) -> TextRows | MixedRows:
+        """Turn texts into rows: `counts`, with the embeddings of an encoder beside them."""
+        rows = self.counts(texts, threads=threads)
+        return rows if self.encoder is None else mixed_rows(rows, self.encoder.encode(texts))
+
+    def counts(self, texts: Sequence[str], *, threads: int | None = None) -> TextRows:
         """Count each term in each text; a text without known terms has no entries.
 
         The result is canonical float32 (n_texts, n_terms): counts, or 1 + ln(count) if
@@ -293,7 +309,12 @@ class Vocabulary:
         return {"terms": self._utf8, "term_offsets": self._offsets}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], params: TextParams) -> Vocabulary:
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        params: TextParams,
+        encoder: Encoder | None = None,
+    ) -> Vocabulary:
         """Invert `to_arrays`; the arrays are used in place, not copied."""
         try:
             utf8, offsets = arrays["terms"], arrays["term_offsets"]
@@ -305,7 +326,7 @@ class Vocabulary:
             raise ModelError("vocabulary: the terms are not UTF-8 text with offsets") from None
         if not 0 < len(terms) <= (params.max_features or np.iinfo(np.int32).max - 1):
             raise ModelError(f"vocabulary: {len(terms)} is not a valid number of terms")
-        found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
+        found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets), encoder)
         if (unsound := found._lexicon.unsound()) is not None:
             raise ModelError(
                 f"vocabulary: term {unsound}, {terms[unsound]!r}, occurs twice or does not match "

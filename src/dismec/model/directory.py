@@ -102,11 +102,11 @@ def commit(directory: Path, manifest: Manifest) -> None:
         file.write(manifest.to_json().encode())
 
 
-def discard(directory: Path, keep: Path | None = None) -> None:
+def discard(directory: Path, *keep: Path) -> None:
     """Remove a model, and nothing else, from a directory; the manifest is removed first."""
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in list(directory.iterdir()):
-        if is_own(path.name) and path.name != LOCK and path != keep:
+        if is_own(path.name) and path.name != LOCK and path not in keep:
             _remove(path)
 
 

@@ -34,6 +34,7 @@ PARTS = ("labels", "vocabulary", "calibration")  # parts of a model other than i
 BLOCK, SHARD = "block-", "shard-"  # prefixes of the files of weights
 FIRST = "first-"  # prefix of the shards of the first stage of a refined model
 STAGE = ".stage-"  # prefix of folders that a stage of training leaves for the next one
+ENCODED = f"{STAGE}encoded"  # such a folder, for the embeddings of texts
 JOURNAL = "blocks-", ".journal"  # prefix and suffix of the journal of a training run
 ARRAYS = ".safetensors"  # suffix of all files of arrays
 EDIT = ".edit"  # folder for labels being trained for a finished model
@@ -128,6 +129,7 @@ class Manifest:
     dismec: str  # version of the package that started the training
     parts: dict[str, PartReceipt] = field(default_factory=dict)  # files other than the weights
     text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
+    encoder: dict[str, Any] | None = None  # what makes dense features of texts (`Encoder`)
     columns: dict[str, Any] | None = None  # columns of text files, as given (`TextFormat`)
     estimator: dict[str, Any] | None = None  # what a `DiSMECClassifier` needs to load the model
     examples: tuple[str, ...] = ()  # beginnings of a few training texts, to try the model on
@@ -223,7 +225,7 @@ class Manifest:
         content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
-        for key in ("journal", "columns", "examples", "refined"):
+        for key in ("journal", "encoder", "columns", "examples", "refined"):
             if not content[key]:
                 del content[key]
         text = json.dumps(content, indent=1).removesuffix("\n}")
@@ -351,6 +353,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     required |= {"params": dict, "transform": dict, "data": str, "dismec": str}
     optional = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
     optional |= {"journal": str, "refined": dict, "first": list, "columns": dict, "examples": list}
+    optional |= {"encoder": dict}
     for key, kind in (required | optional).items():
         value: Any = content[key] if key in required else content.get(key)
         if type(value) is not kind and (key in required or value is not None):

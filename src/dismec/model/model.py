@@ -22,6 +22,7 @@ from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import check_row_weights
 from dismec.errors import DataError
+from dismec.features.encoder import Encoder
 from dismec.features.label_texts import ALONE, share_of_text
 from dismec.measure.metrics import Truth, f1_scores, hits
 from dismec.measure.metrics import expected_calibration_error as calibration_error
@@ -124,6 +125,11 @@ class Model:
     def n_dense(self) -> int:
         """Number of dense features per row; 0 for most models."""
         return self.transform.dense
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder that turns texts into the dense features, if there is one."""
+        return None if self.vocabulary is None else self.vocabulary.encoder
 
     @property
     def params(self) -> dict[str, Any]:

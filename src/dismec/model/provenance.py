@@ -3,7 +3,7 @@
 If a value was chosen or learned on rows that were not used for training, the parameters in the
 manifest say so:
 
-- ``C_auto``: {"metric", "rows"[, "data", "judged_by", "label_share"]}
+- ``C_auto``, ``dense_scale_auto``: {"metric", "rows"[, "data", "judged_by", "label_share"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, metrics without and with labels as features, the "margin"
@@ -36,7 +36,7 @@ from dismec.data.counts import counted
 
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
-    "sqrt_effect",
+    *("sqrt_effect", "dense_scale_auto"),
     *("label_texts", "label_texts_effect", "label_texts_curve"),
     *("row_weights", "pair_weights"),
 )
@@ -84,7 +84,7 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         gain = f"{'/'.join(gains)} ± {value['margin']:.2f} points"
         return f"{'/'.join(value['after'])} {gain} on {rows} held-out rows"
     judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
-    if key == "C_auto":
+    if key in ("C_auto", "dense_scale_auto"):
         sample = f", with 1 in {value['label_share']} labels" if "label_share" in value else ""
         return f"by {value['metric']} {judged}{sample}"
     return judged

@@ -213,7 +213,8 @@ def input_rows(
     """Turn texts into rows and check the kind of other rows, as `Model.rows_of`."""
     if isinstance(X, MixedRows) or is_parts(X):
         return transform.take(_mixed_rows(X, vocabulary, threads))
-    if transform.dense and (transform.n_features or is_texts(X)):
+    encodes = vocabulary is not None and vocabulary.encoder is not None and not is_matrix(X)
+    if not encodes and transform.dense and (transform.n_features or is_texts(X)):
         raise DataError(
             f"X has no dense features, but the model takes {transform.dense} in addition to "
             f"{transform.n_features} sparse ones: pass [X, E]"

@@ -14,6 +14,7 @@ from dismec.data.container import ContainerError
 from dismec.data.counts import counted
 from dismec.data.names import pack_names, unpack_names
 from dismec.errors import ModelError, located
+from dismec.features.encoder import Encoder
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
 from dismec.model.directory import open_checked, write_hashed
@@ -124,7 +125,8 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
     if manifest.text is not None:
         with located(directory, ModelError):
             params = TextParams.from_dict(manifest.text)
-        vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
+            encoder = None if manifest.encoder is None else Encoder.from_dict(manifest.encoder)
+        vocabulary = read("vocabulary", lambda a: Vocabulary.from_arrays(a, params, encoder))
         if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
             features = counted(manifest.n_features, "feature")
             raise ModelError(f"{directory}: no vocabulary with {features}")

@@ -218,6 +218,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "training data": manifest.data,
         **shown_params(manifest.params),
         **({"text": text} if manifest.text is not None else {}),
+        **({"encoder": " ".join(manifest.encoder.values())} if manifest.encoder else {}),
         **({"history": _history_lines(manifest.history)} if manifest.history else {}),
         "labels without rows": int(np.count_nonzero(labels.counts == labels.only_described)),
         "predicted by a text": int(np.count_nonzero(labels.only_described)),

@@ -203,7 +203,8 @@ class Service:
             "name": self.name,
             "labels": model.n_labels,
             "features": model.n_features,
-            "dense": model.n_dense,
+            "dense": 0 if model.encoder else model.n_dense,
+            "encoder": None if model.encoder is None else Path(model.encoder.name).name,
             "names": model.names is not None,
             "hierarchy": None if tree is None else tree.describe(),
             "text": model.vocabulary is not None,
@@ -247,6 +248,8 @@ def _open_warm(path: Path) -> Model:
         dense = np.zeros((1, model.n_dense), np.float32)
         row = [row, dense] if model.n_features else [dense]
     model.predict_topk(row, 1, threads=1)
+    if model.encoder is not None:
+        model.predict_topk([""], 1, threads=1)
     if model.damage is not None:
         raise ModelError(model.damage)
     return model

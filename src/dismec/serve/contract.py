@@ -98,7 +98,8 @@ def _rows_of(limits: Limits, model: Model) -> dict[str, dict[str, Schema]]:
     beside = {"dense": dense} if model.n_dense else {}
     kinds = {}
     if model.vocabulary is not None:
-        kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)} | beside
+        kinds["Text"] = {"text": _typed("string", maxLength=limits.characters)}
+        kinds["Text"] |= {} if model.encoder else beside
     if model.n_features or not model.n_dense:
         kinds["Row"] = {"features": features} | beside
     return kinds or {"Dense": beside}
@@ -306,7 +307,7 @@ def _rows_in_words(model: Model) -> str:
         parts.append("texts")
     elif model.n_features:
         parts.append(f"rows of {model.n_features:,} sparse features")
-    if model.n_dense:
+    if model.n_dense and not model.encoder:
         parts.append(counted(model.n_dense, "dense feature"))
     return " with ".join(parts)
 
@@ -326,7 +327,7 @@ def _examples(path: str, contract: Contract) -> dict[str, Any]:
     elif model.n_features:
         row = {"features": [[0, 1.0], [1, 0.5]][: model.n_features]}
         other = {"features": [[model.n_features - 1, 1.0]]}
-    if model.n_dense:
+    if model.n_dense and not model.encoder:
         row |= {"dense": [0.5] * model.n_dense}
         other |= {"dense": [-0.5] * model.n_dense}
     if path == "/explain":

@@ -16,7 +16,7 @@ def page(model: Model) -> tuple[str, dict[str, str]]:
     """Return the page and its headers, with fields for the model's input."""
     sparse = "text" if model.vocabulary is not None else "features"
     takes = [sparse] if model.n_features or not model.n_dense else []
-    takes += ["dense"] if model.n_dense else []
+    takes += ["dense"] if model.n_dense and not model.encoder else []
     text = _assembled("page.html").replace("{takes}", " ".join(takes))
     return text, _headers(text)
 

@@ -52,7 +52,10 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
     has_texts = bool(rows) and "text" in rows[0]
     numeric = request.get("numeric", False)
     where = "row index {}" if "rows" in request else "the row"
-    dense = _read_dense(rows, model.n_dense, where) if model.n_dense else None
+    encodes = has_texts and model.encoder is not None
+    dense = None
+    if model.n_dense and not encodes:
+        dense = _read_dense(rows, model.n_dense, where)
     if dense is not None and not model.n_features:
         return mixed_rows(None, dense), request
     if has_texts and numeric:
@@ -63,13 +66,13 @@ def parse(path: str, body: bytes, contract: Contract) -> tuple[Any, dict[str, An
             "the numbers of its terms"
         )
     if has_texts:
-        X = text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
-    else:
-        if X is None:
-            n_features = model.n_features
-            named = ((where.format(n), row["features"]) for n, row in enumerate(rows))
-            X = _stacked([_pairs(pairs, n_features, name) for name, pairs in named], n_features)
-        X = X if model.vocabulary is None else TextRows(X)
+        texts = [row["text"] for row in rows]
+        return with_dense(text_vocabulary(model).rows(texts, threads=1), dense), request
+    if X is None:
+        n_features = model.n_features
+        named = ((where.format(n), row["features"]) for n, row in enumerate(rows))
+        X = _stacked([_pairs(pairs, n_features, name) for name, pairs in named], n_features)
+    X = X if model.vocabulary is None else TextRows(X)
     return with_dense(X, dense), request
 
 

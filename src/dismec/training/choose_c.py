@@ -28,8 +28,8 @@ from dismec.errors import DataError
 from dismec.measure.metrics import Truth, paired_margin
 from dismec.training.execute import Executor, Store, run_in_memory
 from dismec.training.job import Job
-from dismec.training.params import LOOSE, Progress, plain, share_of
-from dismec.training.resume import known_C
+from dismec.training.params import ENCODER_SCALE, LOOSE, Progress, plain, share_of
+from dismec.training.resume import known_C, known_dense_scale
 from dismec.training.split import Validation, only_labels, sampled
 
 START, _FACTOR, _MOST_STEPS = 0.5, 2.0, 8
@@ -52,18 +52,12 @@ class ChoiceOfC(NamedTuple):
 
     def stated(self, job: Job) -> Job:
         """Return the job whose manifest states how C will be chosen."""
-        n_labels, metric = job.problem.n_labels, job.params.metric
-        if n_labels < 2:
+        if job.problem.n_labels < 2:
             raise DataError(
-                f"choosing C needs at least 2 labels to rank, the data have {n_labels}; "
-                "train with a fixed C"
+                f"choosing C needs at least 2 labels to rank, the data have "
+                f"{job.problem.n_labels}; train with a fixed C"
             )
-        how: dict[str, Any] = {"metric": metric}
-        every = sample_of(job)
-        if every > 1:
-            kind, _, k = metric.partition("@")
-            how |= {"judged_by": f"{kind}@{-(-int(k) // every)}", "label_share": every}
-        return job.with_facts(C_auto=how | self.validation.fields)
+        return job.with_facts(C_auto=_judged(job) | self.validation.fields)
 
     def run(self, job: Job, store: Store) -> Job:
         """Return the job with the best C, which an earlier run may have chosen."""
@@ -74,7 +68,8 @@ class ChoiceOfC(NamedTuple):
         if known:
             return known
         store.record(job)
-        trials = Trials.prepare(job, self.validation, store, share_of(progress, 0, share, n_labels))
+        how, part = job.manifest.params["C_auto"], share_of(progress, 0, share, n_labels)
+        trials = Trials.prepare(job, self.validation, store, part, how)
         if job.params.best:
             trials = _with_best_values(trials)
             job = trials.job
@@ -86,6 +81,54 @@ class ChoiceOfC(NamedTuple):
         chosen = job.with_C(C, weight, trials.table)
         store.record(chosen)
         return chosen
+
+
+class ChoiceOfScale(NamedTuple):
+    """The stage that chooses the scale of the embeddings of texts, before C."""
+
+    validation: Validation
+
+    def stated(self, job: Job) -> Job:
+        """Return the job whose manifest states how the scale will be chosen."""
+        return job.with_facts(dense_scale_auto=_judged(job) | self.validation.fields)
+
+    def run(self, job: Job, store: Store) -> Job:
+        """Return the job with the best scale, which an earlier run may have chosen."""
+        n_labels, progress = job.problem.n_labels, store.progress
+        share = 1 - 1 / (1 + _USUAL_TRIALS / sample_of(job))
+        store.progress = share_of(progress, share, 1.0, n_labels)
+        known = store.earlier and known_dense_scale(job, store.earlier)
+        if known:
+            return known
+        store.record(job)
+        C = START if job.params.chooses_C else float(job.params.C)
+        how = job.manifest.params["dense_scale_auto"]
+        trials = Trials.prepare(job, self.validation, store, None, how)
+        table: list[dict[str, float]] = []
+
+        def quality_at(scale: float) -> float:
+            params = replace(job.params, dense_scale=scale)
+            n = len(table)
+            begin, end = (share * (1 - (1 - 1 / _USUAL_TRIALS) ** m) for m in (n, n + 1))
+            part = share_of(progress, begin, end, n_labels)
+            trial = replace(trials, job=replace(job, params=params), found={}, progress=part)
+            table.append({"dense_scale": scale, trials.metric: round(trial.quality_at(C), 4)})
+            return table[-1][trials.metric]
+
+        scale = peak(quality_at, ENCODER_SCALE)
+        chosen = job.with_dense_scale(scale, sorted(table, key=lambda row: row["dense_scale"]))
+        store.record(chosen)
+        return chosen
+
+
+def _judged(job: Job) -> dict[str, Any]:
+    """Return the metric to choose by, and on which share of the labels."""
+    every, metric = sample_of(job), job.params.metric
+    if every == 1:
+        return {"metric": metric}
+    kind, _, k = metric.partition("@")
+    judged_by = f"{kind}@{-(-int(k) // every)}"
+    return {"metric": metric, "judged_by": judged_by, "label_share": every}
 
 
 def sample_of(job: Job) -> int:
@@ -162,12 +205,17 @@ class Trials:
 
     @classmethod
     def prepare(
-        cls, job: Job, validation: Validation, store: Store, progress: Progress | None
+        cls,
+        job: Job,
+        validation: Validation,
+        store: Store,
+        progress: Progress | None,
+        how: Mapping[str, Any],
     ) -> Trials:
         """Split the rows, and draw a sample of the rows to train on and of the labels."""
         data, judge = validation.split(job)
         data = few_rows(data)
-        every, how = sample_of(job), job.manifest.params["C_auto"]
+        every = sample_of(job)
         if every > 1:
             some = sampled(data.Y, job.parts.labels.counts, every)[0]
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))
@@ -178,6 +226,7 @@ class Trials:
         key = C, self.job.params.positive_weight if weight is None else weight
         if key not in self.found:
             name = f"{'sqrt' if self.job.params.sqrt else 'C'}-{key[0]:g}-{key[1]:g}"
+            name += f"-{self.job.params.dense_scale:g}" if self.job.transform.dense else ""
             self.found[key] = self.store.found(name, self.job, partial(self._try, name, *key))
         return float(self.found[key]["quality"])
 

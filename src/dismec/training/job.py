@@ -26,7 +26,7 @@ from dismec.model.manifest import Manifest
 from dismec.model.sidecar_files import LabelTable, Parts
 from dismec.solve.partition import EqualLabels, by_frequency, cut, effort
 from dismec.solve.problem import Problem, ProblemFacts, SolverParams
-from dismec.training.params import TrainingParams, TrainOptions
+from dismec.training.params import ENCODER_SCALE, TrainingParams, TrainOptions
 
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
@@ -74,6 +74,10 @@ class Job:
         if isinstance(data.X, RemoteData):
             return cls._of_remote(data, options)
         params = options.params
+        if params.dense_scale is None:
+            encodes = options.vocabulary is not None and options.vocabulary.encoder is not None
+            params = replace(params, dense_scale=ENCODER_SCALE if encodes else 1.0)
+            options = replace(options, params=params)
         X = transform.take(data.X) if transform else check_features(_with_dense_part(data, options))
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
@@ -176,13 +180,20 @@ class Job:
 
     def with_sqrt(self, effect: dict[str, Any]) -> Job:
         """Return the job with the effect of square roots recorded, and with these if it says so."""
-        job, data = self.with_facts(sqrt_effect=effect), self.data
-        if not effect["used"]:
-            return job
-        params, transform = replace(self.params, sqrt=True), replace(self.transform, sqrt=True)
+        job = self.with_facts(sqrt_effect=effect)
+        return job._with_transform(sqrt=True) if effect["used"] else job
+
+    def with_dense_scale(self, scale: float, table: Any) -> Job:
+        """Return the job with a chosen scale, recording the table of what was tried."""
+        return self._with_transform(dense_scale=scale).with_facts(dense_scale_table=table)
+
+    def _with_transform(self, **changed: Any) -> Job:
+        """Return the job with a parameter that is also one of the transform."""
+        params, transform = replace(self.params, **changed), replace(self.transform, **changed)
+        data = self.data
         problem = Problem(data.X, data.Y, transform, data.weights, self.costs, data.pairs)
-        manifest = replace(job.with_facts(sqrt=True).manifest, transform=transform.to_dict())
-        return replace(job, params=params, transform=transform, problem=problem, manifest=manifest)
+        manifest = replace(self.with_facts(**changed).manifest, transform=transform.to_dict())
+        return replace(self, params=params, transform=transform, problem=problem, manifest=manifest)
 
     def with_text_weight(self, effect: dict[str, Any]) -> Job:
         """Return the job that uses the texts of labels as their effect says."""
@@ -270,6 +281,7 @@ def _describe(
         data=data.fingerprint,
         dismec=version("dismec"),
         text=vocabulary.params.to_dict() if vocabulary else None,
+        encoder=vocabulary.encoder.to_dict() if vocabulary and vocabulary.encoder else None,
         columns=dict(options.columns) if options.columns else None,
         examples=options.examples,
     )

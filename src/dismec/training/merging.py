@@ -133,6 +133,7 @@ def _facts(model: Model) -> dict[str, Any]:
     assert isinstance(transform, Transform)
     return {
         "input": "rows" if manifest.text is None else "texts",
+        "encoder": manifest.encoder and manifest.encoder["sha256"],
         **(manifest.text or {}),
         **transform.to_dict(),
         "precision": model.precision,

@@ -34,10 +34,12 @@ _MOST_DEPTH = 100  # of these metrics
 Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_SCALE = 1e6  # of dense features
+ENCODER_SCALE = 0.5  # of the embeddings of texts, if there are too few rows to choose it
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "float | str": float,
     "float | str | None": float,
+    "float | None": float,
     "int": operator.index,
     "bool": bool,
 }
@@ -91,9 +93,11 @@ class TrainingParams:
         counts as a positive of the label with weight r, and as a negative with weight 1 − r.
     propensity_a, propensity_b : float, default=0.55 and 1.5
         The constants A and B of the propensities p (`dismec.propensities`).
-    dense_scale : float, default=1.0
+    dense_scale : float, default=None
         Factor for dense features used with sparse ones, after both have been scaled to norm 1
-        (``docs/tutorial/embeddings.md``). Larger values give dense features more influence.
+        (``docs/tutorial/embeddings.md``). Larger values give dense features more influence. None
+        becomes 1, or with an encoder of texts the value that ranks the labels of held-out texts
+        best.
     penalty : {"l2", "l1"}, default="l2"
         The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
     metric : str, default="nDCG@5"
@@ -147,7 +151,11 @@ class TrainingParams:
     soft_labels: bool = _param(False, "Weights of pairs are relevances, from 0 to 1.")
     propensity_a: float = _param(0.55, "The constant A of propensities.")
     propensity_b: float = _param(1.5, "The constant B of propensities.")
-    dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
+    dense_scale: float | None = _param(
+        None,
+        "Factor for dense features used with sparse ones [default: 1; --encoder: the best on "
+        "held-out rows].",
+    )
     penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
     metric: str = _param("nDCG@5", "Metric for --C auto: P@k, nDCG@k or PSP@k.")
     best: bool = _param(False, "Choose all that makes the model more accurate; takes longer.")
@@ -158,6 +166,8 @@ class TrainingParams:
         for name, kind in ((f.name, _NUMBERS.get(str(f.type))) for f in fields(self)):
             value = getattr(self, name)
             if kind is None or (name in ("C", "delta") and value == AUTO):
+                continue
+            if name == "dense_scale" and value is None:
                 continue
             try:
                 if isinstance(value, str):
@@ -182,7 +192,7 @@ class TrainingParams:
                 f"metric is {self.metric!r}; expected P@k, nDCG@k or PSP@k, k from 1 to "
                 f"{_MOST_DEPTH}"
             )
-        if not 0 < self.dense_scale <= _MOST_SCALE:
+        if self.dense_scale is not None and not 0 < self.dense_scale <= _MOST_SCALE:
             raise ValueError(
                 f"dense_scale is {self.dense_scale}; expected a number above 0 "
                 f"and at most {_MOST_SCALE:g}"

@@ -29,7 +29,7 @@ from dismec.model.directory import (
     read_manifest,
     tidy,
 )
-from dismec.model.manifest import BlockReceipt, Manifest, make_journal
+from dismec.model.manifest import ENCODED, BlockReceipt, Manifest, make_journal
 from dismec.model.provenance import sentence
 from dismec.model.sidecar_files import read_parts, write_parts
 from dismec.training.job import Job, Mask
@@ -39,6 +39,7 @@ _log = logging.getLogger("dismec")
 
 _NOT_COMPARED = (
     "C_table",
+    "dense_scale_table",
     "terms_table",
     "delta_effect",
     "refine_effect",
@@ -47,7 +48,7 @@ _NOT_COMPARED = (
     "label_texts_curve",
     "block_size",
 )  # results, and settings that do not change the model
-_CHOSEN = ("C", "delta")
+_CHOSEN = ("C", "delta", "dense_scale")
 
 
 def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> None:
@@ -119,7 +120,7 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     """
     held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier is None:
-        discard(directory, keep=data_file(directory, job.manifest.data))
+        discard(directory, data_file(directory, job.manifest.data), directory / ENCODED)
     manifest = replace(job.manifest, parts=write_parts(directory, job.parts))
     if earlier:
         # Of the old manifest, only blocks that are intact are taken over.
@@ -138,7 +139,7 @@ def earlier_terms(directory: Path) -> tuple[TextParams, tuple[dict[str, Any], ..
     """Return the terms of texts that an unfinished run has chosen, and how, if there is one."""
     manifest = read_manifest(directory) if holds_model(directory) else None
     table = manifest and manifest.params.get("terms_table")
-    if not (manifest and manifest.text and isinstance(table, list)):
+    if not (manifest and manifest.text and isinstance(table, list) and table):
         return None
     return TextParams.from_dict(manifest.text), tuple(table)
 
@@ -153,6 +154,16 @@ def known_C(job: Job, earlier: Manifest) -> Job | None:
         raise ModelError(f"the unfinished model's C, {C!r}, is not a chosen one")
     effect = earlier.params.get("sqrt_effect")
     return (job.with_sqrt(effect) if isinstance(effect, dict) else job).with_C(C, weight, table)
+
+
+def known_dense_scale(job: Job, earlier: Manifest) -> Job | None:
+    """Return the job with the scale of embeddings that an earlier run chose, or None."""
+    scale, table = earlier.params.get("dense_scale"), earlier.params.get("dense_scale_table")
+    if table is None:
+        return None
+    if not (isinstance(scale, float) and scale > 0 and isinstance(table, list)):
+        raise ModelError(f"the unfinished model's dense_scale, {scale!r}, is not a chosen one")
+    return job.with_dense_scale(scale, table)
 
 
 def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
@@ -218,6 +229,8 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     ]
     if earlier.text != now.text:
         found.append("other text settings")
+    if (earlier.encoder or {}).get("sha256") != (now.encoder or {}).get("sha256"):
+        found.append("another encoder")
     if earlier.dismec != now.dismec:
         found.append(f"by dismec {earlier.dismec}")
     return found

@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 
 from dismec.data.corpus import TextBatch, Texts
-from dismec.data.dataset import Dataset, load_data
-from dismec.data.mixed import with_dense
+from dismec.data.dataset import Dataset
+from dismec.data.mixed import MixedRows, sparse_part, with_dense
 from dismec.data.text_format import TextFormat
 from dismec.data.training_file import TrainingData, XmcWriter
 from dismec.data.weights import RowWeights, find_pairs, kept_rows, known_labels, pairs_at
 from dismec.errors import DataError
+from dismec.features.encoder import Encoder
 from dismec.features.label_texts import LabelTextsLike, own_text
 from dismec.features.label_texts import label_texts as described_labels
 from dismec.features.text_rows import Log, learn, logged, weighted_rows
@@ -51,6 +52,7 @@ def texts_read(
     validation_dense: Any = None,
     dense_only: bool = False,
     label_texts: LabelTextsLike | None = None,
+    encoder: Encoder | None = None,
     hashed: str | None = None,
 ) -> Iterator[tuple[TrainingData, TrainOptions]]:
     """Yield the rows of texts, and the options with what else was read.
@@ -72,7 +74,9 @@ def texts_read(
     if dense_only:
         names = _names_of(texts)
     else:
-        vocabulary, names = learn(texts, text or TextParams(), threads=threads, log=log)
+        vocabulary, names = learn(
+            texts, text or TextParams(), threads=threads, log=log, encoder=encoder
+        )
     described: TextBatch | None = None
     if label_texts is not None and label_texts is not False:
         if vocabulary is None or dense is not None:
@@ -116,7 +120,8 @@ def texts_read(
     begun = file = data_file(directory, secrets.token_hex(8))
     try:
         found = _write_rows(begun, texts, vocabulary, numbers, threads, log)
-        data = completed(load_data(begun), found)
+        mapped = TrainingData.map(begun)
+        data = completed(Dataset(mapped.X, mapped.Y), found)
         # A training takes a file of this name as its own.
         known = replace(data, Y=known_labels(data.Y, data.pairs), hashed=hashed)
         file = data_file(directory, known.fingerprint)
@@ -132,7 +137,7 @@ def _with_described(
 ) -> tuple[Texts, TextBatch]:
     """Return the texts followed by those of the labels that they have, and the batch of these."""
     names = [name for name in of_labels if name in seen]
-    known = np.diff(vocabulary.rows([of_labels[name] for name in names]).indptr) > 0
+    known = np.diff(vocabulary.counts([of_labels[name] for name in names]).indptr) > 0
     names = list(compress(names, known))
     batch = TextBatch([of_labels[name] for name in names], [[name] for name in names], 0)
 
@@ -156,7 +161,8 @@ def _write_rows(
 ) -> RowWeights | None:
     """Write the rows of texts to a dataset file, and return their weights."""
     found: list[float] = []
-    with XmcWriter(path, len(vocabulary.terms)) as writer:
+    width = None if vocabulary.encoder is None else vocabulary.encoder.width
+    with XmcWriter(path, len(vocabulary.terms), width) as writer:
         for batch in logged(texts, "features counted", log):
             try:
                 ids = [[numbers[name] for name in row] for row in batch.labels]
@@ -164,7 +170,9 @@ def _write_rows(
                 raise DataError(
                     f"{texts.name}: changed while being read: label {error} is new"
                 ) from None
-            writer.append(vocabulary.rows(batch.texts, threads=threads), ids)
+            rows = vocabulary.rows(batch.texts, threads=threads)
+            dense = rows.dense if isinstance(rows, MixedRows) else None
+            writer.append(sparse_part(rows), ids, dense)
             found.extend(batch.weights or ())
         weights = kept_rows(np.array(found) if found else None)[1]
         writer.finish(len(numbers), weights=weights)

@@ -38,7 +38,7 @@ from dismec.model.directory import locked, make_directory
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.training import resume
-from dismec.training.choose_c import ChoiceOfC
+from dismec.training.choose_c import ChoiceOfC, ChoiceOfScale
 from dismec.training.choose_terms import refines, texts_with_best_terms
 from dismec.training.execute import (
     Executor,
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from dismec.features.text_rows import Log
     from dismec.features.vocabulary import TextParams, Vocabulary
     from dismec.solve.costs import Costs
+
+
+_ENOUGH_ROWS = 1000  # with fewer, the scale of embeddings is not chosen
 
 
 class Stage(Protocol):
@@ -87,20 +90,24 @@ def train_on(data: TrainingData, options: TrainOptions) -> Model:
     options = replace(options, params=params)
     with on_workers(data, options, threads) as (data, options):
         job = Job.prepare(data, options)
-        stages = _stages(job, options.validation)
+        stages = _stages(job, options)
         for stage in stages:
             job = stage.stated(job)
         with _locked(options.path), opened_executor(options.cluster, threads) as executor:
             return _run(job, stages, options, executor)
 
 
-def _stages(job: Job, given: tuple[Any, Any] | None) -> list[Stage]:
+def _stages(job: Job, options: TrainOptions) -> list[Stage]:
     """Return the stages that the parameters need, in order."""
-    params = job.params
+    params, given = job.params, options.validation
     stages: list[Stage] = []
     tries = params.holds_out or job.matches is not None
-    if params.chooses_C or tries:
+    encodes = job.parts.vocabulary is not None and job.parts.vocabulary.encoder is not None
+    enough = job.problem.n_rows >= _ENOUGH_ROWS and job.problem.n_labels > 1
+    chooses_scale = encodes and enough and options.params.dense_scale is None
+    if params.chooses_C or tries or chooses_scale:
         validation = Validation.prepare(job, given)
+        stages += [ChoiceOfScale(validation)] if chooses_scale else []
         stages += [ChoiceOfC(validation)] if params.chooses_C else []
         stages += [Trial(validation)] if tries else []
     elif given is not None and params.refine:
@@ -318,6 +325,7 @@ def train_text(
     dense: MatrixLike | None = None,
     validation_dense: MatrixLike | None = None,
     label_texts: LabelTextsLike | None = None,
+    encoder: StrPath | None = None,
 ) -> Model:
     r"""Train a model on texts and write it to a directory.
 
@@ -356,6 +364,9 @@ def train_text(
     label_texts : dict of str to str, path or True, default=None
         Texts that describe labels, by name, or a file of them (``docs/howto/label-texts.md``). True
         stands for the labels' own names. Labels that no text has become part of the model, too.
+    encoder : str or path-like, default=None
+        A sentence encoder whose embeddings become dense features: a name in the local cache of
+        sentence-transformers, or a folder. The model encodes texts with it from then on.
 
     Returns
     -------
@@ -406,5 +417,6 @@ def train_text(
         dense=dense,
         validation_dense=validation_dense,
         label_texts=label_texts,
+        encoder=encoder,
     ) as (data, options):
         return train_on(data, options)
