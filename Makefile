@@ -20,7 +20,7 @@ PARALLEL = -n $$(( 2 * $$(nproc 2>/dev/null || echo 2) )) --maxprocesses 8 --dis
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
-	@echo "== Generating data, training and predicting"
+	@echo "== Generating data, training and evaluating"
 	$(BIN)/dismec demo
 
 test: .venv/tools

@@ -148,11 +148,10 @@ def test_demo_of_a_handful_of_rows(tmp_path):
     assert "-1:" not in printed
 
 
-def test_demo_ends_with_metrics_and_examples_and_never_overwrites_unasked(tmp_path):
+def test_demo_ends_with_metrics_and_never_overwrites_unasked(tmp_path):
     command = ("demo", "--rows", "500", "--labels", "30", "-o", tmp_path)
     printed = ok(*command)
     assert "nDCG" in printed
-    assert len(printed.split("The best labels of the first five test rows")[1].splitlines()) == 6
     assert (tmp_path / "model" / "manifest.json").exists()
     result = run(*command)
     assert result.exit_code == 2

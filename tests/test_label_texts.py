@@ -157,7 +157,7 @@ def test_matches_are_the_same_for_some_features():
     some = np.array([0, 2, 3, 7])
     part = matches(vocabulary, idf, texts, some).toarray()
     np.testing.assert_array_equal(whole[:, some], part[:, some])
-    assert whole.shape == (4, len(vocabulary.terms) + 1)
+    assert whole.shape == (4, len(vocabulary.terms))
 
 
 def test_names_become_words():
@@ -199,8 +199,7 @@ def test_labels_without_rows_are_scored_by_their_matches(trained):
         assert model.without_rows[label]
         idf = model.transform.idf
         m = matches(model.vocabulary, idf, [text]).toarray()[0]
-        expected = ALONE * m
-        expected[-1] = -1
+        expected = np.append(ALONE * m, -1)
         np.testing.assert_allclose(model.weights[[label]].toarray()[0], expected, rtol=1e-6)
     assert np.count_nonzero(model.without_rows) == len(NEW)
     best = model.predict_topk(["lava of a volcano"], 3)[0][0]
@@ -280,7 +279,7 @@ def test_explanations_say_what_the_text_adds(trained):
         x = model.transform.apply(model.vocabulary.rows(row)).toarray()[0]
         m = matches(model.vocabulary, model.transform.idf, [text]).toarray()[0]
         factor = ALONE if name in NEW else weight * model.label_counts[label] ** -0.3
-        assert explanation.own_text == pytest.approx(factor * (x @ m), rel=1e-5)
+        assert explanation.own_text == pytest.approx(factor * (x[:-1] @ m), rel=1e-5)
     alone = model.explain(row, numbers(model, "volcanoes")[0])
     assert alone.own_text == pytest.approx(sum(term.contribution for term in alone.terms), 1e-5)
 
@@ -374,6 +373,6 @@ def test_the_estimator_takes_texts_of_labels(data):
 
 def test_the_share_of_a_label_declines_with_its_rows():
     vectors = matches(vocabulary_of("egg"), None, ["egg", "egg"])
-    counts, weights = np.array([1, 100]), np.array([0.5, 0.5])
-    found = module.scaled(vectors, counts, weights, np.zeros(2, bool), 1.0).toarray()
+    counts = np.array([1, 100])
+    found = module.added_weights(vectors, counts, 0.5, np.zeros(2, bool), 1.0, 1).toarray()
     np.testing.assert_allclose(found[:, 0], [0.5, 0.5 * 100**-0.3], rtol=1e-6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -327,30 +326,15 @@ def generate(
 @click.option("-o", "--output", "keep", type=PATH, help="Keep data and model in this directory.")
 @_overwrite_option
 def demo(rows: int, labels: int, keep: Path | None, overwrite: bool) -> None:
-    """Generate data, train, evaluate and predict, with the commands of these names."""
+    """Generate data, train and evaluate, with the commands of these names."""
     main: Any = click.get_current_context().find_root().command
-    again = ["--overwrite"] if overwrite else []
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
-        folder = keep or Path(scratch)
-        model, test = folder / "model", folder / "test.txt"
+        folder, again = keep or Path(scratch), ["--overwrite"] if overwrite else []
         shape = ["--rows", rows, "--features", 2 * rows, "--labels", labels]
-        few = Path(scratch) / "few.txt"
         for command in (
             ["generate", "-o", folder, *shape, *again],
-            ["train", folder / "train.txt", "-o", model, *again],
-            ["evaluate", model, test],
-            ["predict", model, few, "-k", 3],
+            ["train", folder / "train.txt", "-o", folder / "model", *again],
+            ["evaluate", folder / "model", folder / "test.txt"],
         ):
-            if command[0] == "predict":
-                click.echo("\nThe best labels of the first five test rows, with their scores")
-                few.write_text("".join(_head_of(test, 5)))
             name, *arguments = map(str, command)
             main.commands[name].main(arguments, standalone_mode=False)
-
-
-def _head_of(data: Path, n_rows: int) -> list[str]:
-    """Return the header and the first rows of a file of XMC text, as a file of just these."""
-    with data.open() as file:
-        _, _, columns = next(file).partition(" ")
-        rows = list(islice(file, n_rows))
-    return [f"{len(rows)} {columns}", *rows]

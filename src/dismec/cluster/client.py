@@ -48,15 +48,10 @@ class Cluster(AbstractContextManager["Cluster"]):
     def connect(
         cls, where: str | os.PathLike[str] | distributed.Client | Cluster, *, patience: float = 60.0
     ) -> Cluster:
-        """Connect to a scheduler.
+        """Connect to a scheduler: its address, such as ``tcp://host:8786``, or its file.
 
-        Parameters
-        ----------
-        where
-            An address such as ``tcp://host:8786``, the path of a scheduler file, a client, which
-            stays open at the end, or a cluster, which is returned unchanged.
-        patience
-            Seconds to wait for a scheduler or a worker if there is none, now and later.
+        A client stays open at the end, and a cluster is returned unchanged. `patience` is how many
+        seconds to wait for a scheduler or a worker if there is none, now and later.
         """
         if isinstance(where, Cluster):
             return where

@@ -55,15 +55,9 @@ _AHEAD = 2  # batches submitted per thread
 class ClusterModel(Model, AbstractContextManager["ClusterModel"]):
     """A model on a cluster: it predicts and explains like `Model`, but has no weights here.
 
-    Use it in a ``with`` statement, from one thread; the workers then release the model.
-
-    Parameters
-    ----------
-    path
-        The model directory. Workers that can read this path map its files; others are sent what
-        they need.
-    cluster
-        As for `Cluster.connect`; a client or a cluster stays open at the end.
+    Use it in a ``with`` statement, from one thread; the workers then release the model. Workers
+    that can read the path map its files; others are sent what they need. `cluster` is as for
+    `Cluster.connect`; a client or a cluster stays open at the end.
     """
 
     def __init__(self, path: str | os.PathLike[str], cluster: Any) -> None:

@@ -57,14 +57,9 @@ class PredictionWriter(ABC):
 
     @abstractmethod
     def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
-        """Write the next rows.
+        """Write the labels of the next rows, best first, and their scores.
 
-        Parameters
-        ----------
-        top, scores
-            (n_rows, places): labels, best first, and their scores. Label −1 is an empty place.
-        ids
-            Ids of the rows, given for all batches or for none.
+        Label −1 is an empty place. Ids of rows are given for all batches or for none.
         """
 
     def finish(self) -> None:  # noqa: B027  most have nothing left to write

@@ -98,23 +98,10 @@ class TextFormat:
         weighted: bool = False,
         **given: str | None,
     ) -> TextFormat:
-        """Combine the format that a model keeps with entries that are given.
+        """Combine the format that a model keeps, `columns`, with entries that are `given`.
 
-        Parameters
-        ----------
-        columns : mapping of str to str, or None
-            What the model keeps.
-        kind : str
-            The kind of file. Entries of the model that do not apply to it are left out.
-        weighted : bool, default=False
-            Whether the model's column of weights is used, as for training.
-        given : str
-            Entries that replace those of the model.
-
-        Returns
-        -------
-        TextFormat
-            The format.
+        Entries of the model that do not apply to this kind of file are left out. `weighted` says
+        whether the model's column of weights is used, as for training.
         """
         known = set() if kind in WITHOUT_COLUMNS else {field.name for field in fields(cls)}
         if not weighted:

@@ -52,21 +52,16 @@ def label_texts(source: LabelTextsLike) -> dict[str, str]:
         return {}
     if isinstance(source, Mapping):
         return {str(label): str(text) for label, text in source.items()}
-    lines = Path(source).suffix.lower() == ".txt"
+    lines, found = Path(source).suffix.lower() == ".txt", dict[str, str]()
     with DataFile(source, "plain text") if lines else detect(source) as data, data.open() as file:
-        return _read(data, file)
-
-
-def _read(data: DataFile, file: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for row in file_rows(data, file, _Reader(data.kind)):
-        label, text = (row.labels or [row.text.strip()])[0], row.text
-        if label in found:
-            raise DataError(f"{data}: label {label!r} is described twice")
-        if label:
-            found[label] = text if row.labels else own_text(text)
+        for row in file_rows(data, file, _Reader(data.kind)):
+            label = row.text if lines else row.labels[0]
+            if label in found:
+                raise DataError(f"{data}: label {label!r} is described twice")
+            if label:
+                found[label] = own_text(label) if lines else row.text
     if not found:
-        raise DataError(f"{data}: no labels")
+        raise DataError(f"{source}: no labels")
     return found
 
 
@@ -77,12 +72,10 @@ class _Reader(RowReader):
         super().__init__(TextFormat(text_column=COLUMNS[0]), kind, needs_labels=False)
 
     def columns(self, header: list[str]) -> list[str]:
-        """Return the columns to read."""
         self.check(header)
         return [name for name in COLUMNS if name in header]
 
     def row(self, values: Mapping[str, Any]) -> TextRow:
-        """Return the label, and what describes it."""
         (label,) = checked_names([values[COLUMNS[0]]])
         parts: list[str] = []
         for key in COLUMNS[1:]:
@@ -126,7 +119,7 @@ def matches(
     texts: Sequence[str],
     among: npt.NDArray[Any] | None = None,
 ) -> sp.csr_array:
-    """Return the vectors m of texts, float32 (n_texts, n_features + 1); the bias is last.
+    """Return the vectors m of texts, float32 (n_texts, n_features).
 
     With `among`, only their values for these features are complete.
     """
@@ -148,8 +141,8 @@ def matches(
     spread: Any = own @ _forms(vocabulary.terms, [*known, *unknown], among)
     spread.sum_duplicates()
     spread.sort_indices()
-    data, shape = spread.data.astype(np.float32), (n_rows, n_features + 1)
-    return csr_on(data, spread.indices.astype(np.int32), spread.indptr, shape)
+    data, indices = spread.data.astype(np.float32), spread.indices.astype(np.int32)
+    return csr_on(data, indices, spread.indptr, rows.shape)
 
 
 def _unknown_words(vocabulary: Vocabulary, texts: Sequence[str]) -> tuple[list[str], sp.csr_array]:
@@ -197,26 +190,30 @@ def _forms(
     return sp.csr_array((data, indices, indptr), shape=(len(words), len(terms)))
 
 
-def scaled(
+def added_weights(
     vectors: sp.csr_array,
     counts: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float64],
+    weight: float,
     described: npt.NDArray[np.bool_],
     bias: float,
+    n_columns: int,
 ) -> sp.csr_array:
-    """Return vectors m times w·n^−`_DECLINE`, given n = `counts` and w = `weights` of each label.
+    """Return what matches add to the weights of labels, float32 (n_labels, n_columns + 1).
 
-    Labels that are only `described` get a weight for the bias feature as well, so that a text that
+    These are m times w·n^−`_DECLINE`, given n = `counts` and w = `weight`. Labels that are only
+    `described` have w = `ALONE`, and a weight for the bias feature as well, so that a text that
     does not match has the score −1, like a row that is just outside the margin.
     """
-    factors = weights * np.maximum(counts, 1).astype(np.float64) ** -_DECLINE
-    data = vectors.data * np.repeat(factors, np.diff(vectors.indptr)).astype(np.float32)
-    found = csr_on(data, vectors.indices, vectors.indptr, vectors.shape)
+    declined = weight * np.maximum(counts, 1).astype(np.float64) ** -_DECLINE
+    factors = np.where(described, ALONE, declined).astype(np.float32)
+    data, shape = (
+        vectors.data * np.repeat(factors, np.diff(vectors.indptr)),
+        (len(counts), n_columns + 1),
+    )
     labels = np.flatnonzero(described) if bias else np.empty(0, np.int64)
-    places = labels, np.full(len(labels), found.shape[1] - 1)
-    values = np.full(len(labels), -1 / (bias or 1), np.float32)
-    biases: Any = sp.csr_array((values, places), shape=found.shape)
-    return plus(found, biases)
+    places = labels, np.full(len(labels), n_columns)
+    biases: Any = sp.csr_array((np.full(len(labels), -1 / (bias or 1), np.float32), places), shape)
+    return plus(csr_on(data, vectors.indices, vectors.indptr, shape), biases)
 
 
 def share_of_text(
@@ -236,12 +233,3 @@ def share_of_text(
     match: Any = matches(vocabulary, idf, [text], features[own])[:, features[own]]
     found: float = (match @ values[own])[0]
     return float(weight * max(count, 1) ** -_DECLINE * found)
-
-
-def moved_bias(vectors: sp.csr_array, n_columns: int) -> sp.csr_array:
-    """Return vectors for rows with more features before the bias, `n_columns` in all."""
-    if vectors.shape[1] == n_columns + 1:
-        return vectors
-    last = vectors.indices == vectors.shape[1] - 1
-    indices = np.where(last, n_columns, vectors.indices).astype(np.int32)
-    return csr_on(vectors.data, indices, vectors.indptr, (vectors.shape[0], n_columns + 1))

@@ -37,7 +37,7 @@ from dismec.data.counts import counted
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
     *("sqrt_effect", "dense_scale_auto"),
-    *("label_texts", "label_texts_effect", "label_texts_curve"),
+    *("label_texts", "label_texts_effect"),
     *("row_weights", "pair_weights"),
 )
 
@@ -49,8 +49,6 @@ def shown(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def sentence(key: str, value: Any) -> Any:
     """Return how a value was chosen as a sentence; return unexpected values unchanged."""
-    if key == "label_texts_curve" and isinstance(value, list):
-        return ", ".join(f"{number:.3g}" for number in value)
     if not isinstance(value, dict):
         return value
     try:

@@ -45,12 +45,7 @@ Rule = Callable[[Labels, Scores], tuple[npt.NDArray[np.bool_], Scores]]
 class Rankings(ABC):
     """The rankings of a model's labels, each created when it is first needed.
 
-    Parameters
-    ----------
-    n_labels, transform
-        As for `Predictor`.
-    calibration
-        Maps scores to probabilities. Methods that need it raise `ModelError` if it is None.
+    Methods that need the `calibration` raise `ModelError` if it is None.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from dismec.data.mixed import check_features
 from dismec.data.training_file import TrainingData
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError, ModelError, located
-from dismec.features.label_texts import ALONE, LabelTextsLike, matches, moved_bias, scaled
+from dismec.features.label_texts import LabelTextsLike, added_weights, matches
 from dismec.features.label_texts import label_texts as described_labels
 from dismec.features.text_rows import vocabulary_of
 from dismec.features.transform import Transform
@@ -147,8 +147,6 @@ def describe_labels(path: StrPath, label_texts: LabelTextsLike) -> Model:
     ------
     DataError
         If the model is not one of texts, or no label is new and has words that the model knows.
-    ModelError
-        If there is no finished model, or another process is writing to it.
 
     Examples
     --------
@@ -173,13 +171,9 @@ def describe_labels(path: StrPath, label_texts: LabelTextsLike) -> Model:
             raise DataError("no label is new and has a text with words that the model knows")
         names = list(compress(new, known))
         labels = edit.labels_of(sp.eye_array(len(names), format="csr"), names, grow=True)
-        ones = np.ones(len(names), np.int64)
-        bias = float(edit.model.manifest.transform["bias"])
-        weights = scaled(
-            vectors[np.flatnonzero(known)], ones, np.full(len(names), ALONE), ones > 0, bias
-        )
-        n_columns = transform.n_columns
-        blocks = [(labels, moved_bias(weights, n_columns))]
+        ones, n_columns = np.ones(len(names), np.int64), transform.n_columns
+        own, bias = vectors[np.flatnonzero(known)], float(edit.model.manifest.transform["bias"])
+        blocks = [(labels, added_weights(own, ones, 0.0, ones > 0, bias, n_columns))]
         shards = pack(blocks, n_columns, edit.model.precision)
         edit.commit(
             "described", labels, ones, shards, {}, texts=list(compress(new.values(), known))

@@ -20,7 +20,7 @@ from dismec.data.names import check_names
 from dismec.data.training_file import TrainingData
 from dismec.data.weights import check_relevances
 from dismec.errors import DataError
-from dismec.features.label_texts import ALONE, matches, moved_bias, scaled
+from dismec.features.label_texts import added_weights, matches
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.sidecar_files import LabelTable, Parts
@@ -156,22 +156,21 @@ class Job:
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
         if self.matches is not None:
-            params = replace(params, added=self.added(self.text_weight))
+            added = self.added(self.text_weight, self.problem.n_columns)
+            params = replace(params, added=added)
         if self.refined_transform is None:
             return params
         return replace(params, pruned_more=self.refined_transform.pruned_more(params.delta))
 
-    def added(self, weight: float | None) -> sp.csr_array:
+    def added(self, weight: float | None, n_columns: int) -> sp.csr_array:
         """Return what the texts of labels add to their weights, given the weight of matches.
 
         With None, only labels without training rows, which have no other weights, get any.
         """
         assert self.matches is not None
-        table, vectors = self.parts.labels, self.matches
-        assert table.described is not None
-        weights = np.where(table.described, ALONE, weight or 0.0)
-        found = scaled(vectors, table.counts, weights, table.described, self.transform.bias)
-        return moved_bias(found, self.problem.n_columns)
+        table = self.parts.labels
+        rest = weight or 0.0, table.only_described, self.transform.bias, n_columns
+        return added_weights(self.matches, table.counts, *rest)
 
     def with_facts(self, **facts: Any) -> Job:
         """Return the job with these entries added to the parameters in its manifest."""

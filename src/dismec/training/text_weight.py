@@ -12,7 +12,7 @@ import numpy as np
 
 from dismec.data.matrices import plus
 from dismec.data.training_file import TrainingData
-from dismec.features.label_texts import ALONE, moved_bias, scaled
+from dismec.features.label_texts import added_weights
 from dismec.measure.metrics import Truth, paired_margin
 from dismec.model.calibration import LEAST_SLOPE
 from dismec.model.model import Model
@@ -29,7 +29,7 @@ _LEAST_DEPTH = 2  # at a depth of 1, a sample of the labels prefers other weight
 
 def with_label_texts(model: Model, job: Job, weight: float | None) -> Model:
     """Return the model of a stage with what texts add to the labels that it has."""
-    added = moved_bias(job.added(weight), model.transform.n_columns)
+    added = job.added(weight, model.transform.n_columns)
     trained = np.repeat(model.label_counts > 0, np.diff(added.indptr))
     added.data = np.where(trained, added.data, np.float32(0))
     labels, weights = np.arange(model.n_labels), plus(model.weights, added)
@@ -77,15 +77,13 @@ def with_described_curve(job: Job, known: Mask, judge: TrainingData, share: floa
     calibration = job.parts.calibration
     assert job.matches is not None
     assert calibration is not None
-    weights = scaled(
-        job.matches, known.astype(np.int64), np.full(len(known), ALONE), known, job.transform.bias
-    )
-    kept = np.flatnonzero(known)
-    n_features = job.transform.n_columns
-    blocks = [(kept, moved_bias(weights, n_features)[kept])]
-    table = LabelTable(known.astype(np.int64))
+    counts, kept = known.astype(np.int64), np.flatnonzero(known)
+    n_columns = job.transform.n_columns
+    weights = added_weights(job.matches, counts, 0.0, known, job.transform.bias, n_columns)
+    blocks = [(kept, weights[kept])]
+    table = LabelTable(counts)
     matching = Model.from_shards(
-        job.manifest, job.transform, Parts(table), list(pack(blocks, n_features, "float32"))
+        job.manifest, job.transform, Parts(table), list(pack(blocks, n_columns, "float32"))
     )
     truth = judge.Y[:, : job.problem.n_labels]
     alone = fit_calibration(matching, judge.X, truth, share=share, weights=judge.weights)
