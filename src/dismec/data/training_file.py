@@ -126,6 +126,8 @@ class TrainingData:
     @property
     def undescribed(self) -> TrainingData:
         """Checked data without the rows that describe labels, sharing memory with these."""
+        if not self.n_described:
+            return self
         n_rows = self.Y.shape[0] - self.n_described
         X, Y = self.X, self.Y
         if isinstance(X, MixedRows):

@@ -214,7 +214,7 @@ class Trials:
     ) -> Trials:
         """Split the rows, and draw a sample of the rows to train on and of the labels."""
         data, judge = validation.split(job)
-        data = few_rows(data)
+        data = few_rows(data.undescribed)
         every = sample_of(job)
         if every > 1:
             some = sampled(data.Y, job.parts.labels.counts, every)[0]

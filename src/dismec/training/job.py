@@ -101,8 +101,7 @@ class Job:
         """Return the job for checked data."""
         params = options.params
         if transform is None:
-            rows = data.undescribed.X if data.n_described else data.X
-            transform = Transform.fit(rows, **params.transform)
+            transform = Transform.fit(data.undescribed.X, **params.transform)
         problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
         problem.check_C(params.solver)
         vectors = None
