@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from unittest import mock
@@ -407,6 +409,20 @@ def test_numeric_rows_of_such_a_model_need_dense_features(folder, model, tmp_pat
     assert "pass them with --dense" in refused(*command)
     found = ok(*command, "--dense", tmp_path / "E.npy")
     assert found == ok("predict", folder / "model", folder / "test.jsonl", "-k", "1")
+
+
+def test_a_name_is_found_in_the_local_cache(folder, tmp_path):
+    place = tmp_path / "hub" / "models--sentence-transformers--tiny"
+    (place / "snapshots").mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder / "encoder", place / "snapshots" / ("0" * 40))
+    command = [sys.executable, "-m", "dismec", "train", folder / "train.jsonl", "-o", "model"]
+    env = {**os.environ, "HF_HOME": str(tmp_path)}
+    subprocess.run([*command, "--encoder", "tiny"], cwd=tmp_path, env=env, check=True)
+    found, known = (open_model(place / "model").manifest for place in (tmp_path, folder))
+    assert found.encoder == known.encoder | {"name": "tiny"}
+    assert found.data == known.data
 
 
 @pytest.mark.slow
