@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from unittest import mock
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from safetensors.numpy import save_file
 
 import dismec
@@ -20,6 +23,7 @@ from dismec.features import encoder as encoders
 from dismec.features.encoder import Encoder
 from servers import serving
 from test_cli import ok, refused
+from test_docs import examples, run
 
 pytestmark = pytest.mark.skipif(
     find_spec("sentence_transformers") is None, reason="needs pip install 'dismec[encoder]'"
@@ -393,3 +397,35 @@ def test_a_cluster_predicts_the_same(folder, model, dask_cluster, tmp_path):
     ok(*command, "-o", tmp_path / "model", *cluster)
     found = open_model(tmp_path / "model")
     np.testing.assert_array_equal(found.weights.toarray(), model.weights.toarray())
+
+
+def test_numeric_rows_of_such_a_model_need_dense_features(folder, model, tmp_path):
+    texts, _ = texts_of(folder / "test.jsonl")
+    rows = model.rows_of(texts)
+    Y = sp.csr_array((len(texts), model.n_labels), dtype=np.uint8)
+    dismec.save_data(dismec.Dataset(rows.sparse, Y), tmp_path / "terms.txt")
+    np.save(tmp_path / "E.npy", rows.dense)
+    command = ("predict", folder / "model", tmp_path / "terms.txt", "--numeric", "-k", "1")
+    assert "pass them with --dense" in refused(*command)
+    found = ok(*command, "--dense", tmp_path / "E.npy")
+    assert found == ok("predict", folder / "model", folder / "test.jsonl", "-k", "1")
+
+
+def test_a_name_is_found_in_the_local_cache(folder, tmp_path):
+    place = tmp_path / "hub" / "models--sentence-transformers--tiny"
+    (place / "snapshots").mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder / "encoder", place / "snapshots" / ("0" * 40))
+    command = [sys.executable, "-m", "dismec", "train", folder / "train.jsonl", "-o", "model"]
+    env = {**os.environ, "HF_HOME": str(tmp_path)}
+    subprocess.run([*command, "--encoder", "tiny"], cwd=tmp_path, env=env, check=True)
+    found, known = (open_model(place / "model").manifest for place in (tmp_path, folder))
+    assert found.encoder == known.encoder | {"name": "tiny"}
+    assert found.data == known.data
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_run(folder, tmp_path):
+    for command in examples("docs/tutorial/embeddings.md", "bash"):
+        run(command.replace("all-MiniLM-L6-v2", str(folder / "encoder")), tmp_path)

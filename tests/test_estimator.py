@@ -297,8 +297,7 @@ def test_init_has_every_training_parameter_with_its_default(estimator, sources, 
     expected = {f.name: f.default for source in sources for f in fields(source)}
     expected = {name: value for name, value in expected.items() if name not in fixed}
     own = {"class_weight": None, "n_jobs": None, "cluster": None}
-    if estimator is DiSMECTextClassifier:
-        own["label_texts"] = None
+    own |= {"encoder": None, "label_texts": None} if estimator is DiSMECTextClassifier else {}
     parameters = inspect.signature(estimator).parameters
     assert {name: p.default for name, p in parameters.items()} == expected | own
     assert all(p.annotation is not p.empty for p in parameters.values())

@@ -121,14 +121,14 @@ class Reading:
             fmt = self.fmt_for(model, data, trains=trains)
             dataset, of_column = text_dataset(model, data, fmt=fmt, threads=threads)
             weights = of_column if weights is None else weights
-        n_rows, encoded = dataset.X.shape[0], data.is_texts
-        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows, encoded)
+        n_rows = dataset.X.shape[0]
+        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows)
         return dataset._replace(X=rows.X), weights
 
     def batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """Yield the rows of DATA in batches; with --dense, DATA is read twice."""
-        rows, texts = self.own_batches(model, data, threads), data.is_texts
-        return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data), texts)
+        rows = self.own_batches(model, data, threads)
+        return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
     def with_dense(
         self,
@@ -136,14 +136,13 @@ class Reading:
         batches: Iterable[DataBatch],
         data: str,
         n_rows: Callable[[], int],
-        of_texts: bool,
     ) -> Iterator[DataBatch]:
         """Combine rows with their dense features, for a model that needs them.
 
         `n_rows` returns the total number of rows: a different number of dense rows is an error
         before the first batch.
         """
-        dense = self.dense_for(model, of_texts)
+        dense = self.dense_for(model)
         if dense is None:
             return iter(batches)
         if (seen := n_rows()) != len(dense):
@@ -175,9 +174,9 @@ class Reading:
         read = read_texts(data, self.fmt_for(model, data), needs_labels=False)
         return sum(len(batch.texts) for batch in read)
 
-    def dense_for(self, model: Model, of_texts: bool = False) -> Any:
+    def dense_for(self, model: Model) -> Any:
         """Return the dense features of the rows, if the model needs them."""
-        if of_texts and model.encoder is not None:
+        if model.encoder is not None and not self.numeric:
             if self.dense is not None:
                 raise DismecError("the model encodes texts itself: omit --dense")
             return None

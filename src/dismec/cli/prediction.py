@@ -238,8 +238,7 @@ def predict(
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
             )
-            n_rows = rows.X.shape[0]
-            batches = reading.with_dense(opened, [rows], "--text", lambda: n_rows, bool(texts))
+            batches = reading.with_dense(opened, [rows], "--text", lambda: rows.X.shape[0])
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
@@ -446,7 +445,7 @@ def explain(
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not sparse_part(x).nnz:
             print_message("the model knows no word of this text: only the bias contributes")
-        x = _row_with_dense(opened, x, reading, number, text is not None)
+        x = _row_with_dense(opened, x, reading, number)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:
             best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -493,11 +492,9 @@ def _row_to_explain(
     return _row_in(model, Path(row), number, reading)
 
 
-def _row_with_dense(
-    model: Model, x: Any, reading: Reading, number: int | None, of_text: bool
-) -> Any:
+def _row_with_dense(model: Model, x: Any, reading: Reading, number: int | None) -> Any:
     """Return the row with its dense features, if the model needs them."""
-    dense = reading.dense_for(model, of_text)
+    dense = reading.dense_for(model)
     if dense is None:
         return x
     if number is None and len(dense) != 1:

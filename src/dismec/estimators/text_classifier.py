@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -205,10 +206,12 @@ class DiSMECTextClassifier(Estimator):
         names = [str(label) for label in classes]
         params = self._params(tfidf=True)
         encoder = None if self.encoder is None else Encoder.find(self.encoder)
-        if encoder:
-            if dense is not None:
-                raise DataError("dense features cannot be combined with an encoder")
-            dense = encoder.encode(rows)
+        if encoder and dense is not None:
+            raise DataError("dense features cannot be combined with an encoder")
+
+        @cache
+        def embeddings(used: Encoder | None) -> Any:
+            return used.encode(rows) if used else dense
 
         @contextmanager
         def read(
@@ -218,8 +221,8 @@ class DiSMECTextClassifier(Estimator):
             builder.add(rows)
             vocabulary = builder.finish(used)
             judge = validation and self._aligned(vocabulary, *validation, target.classes)
-            beside = dense if used is encoder else None
-            found = with_dense(vocabulary.counts(rows, threads=self._threads()), beside)
+            counts = vocabulary.counts(rows, threads=self._threads())
+            found = with_dense(counts, embeddings(used))
             data = TrainingData(found, target.Y, weights, names=names)
             yield data, TrainOptions(params, validation=judge, vocabulary=vocabulary)
 

@@ -71,13 +71,13 @@ class Job:
 
         Raises `DataError` if X, Y, the names or the weights are invalid.
         """
-        if isinstance(data.X, RemoteData):
-            return cls._of_remote(data, options)
         params = options.params
         if params.dense_scale is None:
             encodes = options.vocabulary is not None and options.vocabulary.encoder is not None
             params = replace(params, dense_scale=ENCODER_SCALE if encodes else 1.0)
             options = replace(options, params=params)
+        if isinstance(data.X, RemoteData):
+            return cls._of_remote(data, options)
         X = transform.take(data.X) if transform else check_features(_with_dense_part(data, options))
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")

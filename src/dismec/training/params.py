@@ -206,8 +206,9 @@ class TrainingParams:
     @property
     def transform(self) -> dict[str, Any]:
         """The options of `Transform.fit`."""
-        options = ("tfidf", "sqrt", "normalize", "bias", "dense_scale")
-        return {name: getattr(self, name) for name in options}
+        options = ("tfidf", "sqrt", "normalize", "bias")
+        known = {name: getattr(self, name) for name in options}
+        return known | {"dense_scale": 1.0 if self.dense_scale is None else self.dense_scale}
 
     @property
     def chooses_C(self) -> bool:
