@@ -76,11 +76,10 @@ class ShardFile {
   }
   template <typename Code>
   score::Shard<Code> view(std::string_view type) const {
-    score::Shard<Code> shard = {arrays_.get<float>("scales", "F32"),
-                                arrays_.get<float>("bias", "F32"),
-                                pairs<score::Start, std::uint32_t>("starts", "U32"),
-                                arrays_.get<std::uint16_t>("places", "U16"),
-                                arrays_.get<Code>("weights", type)};
+    score::Shard<Code> shard = {
+        arrays_.get<float>("scales", "F32"), arrays_.get<float>("bias", "F32"),
+        pairs<score::Start, std::uint32_t>("starts", "U32"),
+        arrays_.get<std::uint16_t>("places", "U16"), arrays_.get<Code>("weights", type)};
     if (shard.starts.empty()) throw std::invalid_argument("starts must have the ends");
     if (arrays_.has("ceilings")) {
       shard.ceilings = {pairs<score::Start, std::uint32_t>("ceiling_starts", "U32"),

@@ -89,12 +89,15 @@ class Handle {
  private:
   template <typename Code>
   score::Shard<Code> shard() const {
-    score::Shard<Code> shard = {view(scales_), view(bias_), pairs<score::Start>(starts_),
+    score::Shard<Code> shard = {view(scales_),
+                                view(bias_),
+                                pairs<score::Start>(starts_),
                                 view(places_),
                                 {static_cast<const Code*>(weights_.data()), weights_.size()}};
     if (ceilings_)
-      shard.ceilings = {pairs<score::Start>(*ceiling_starts_), pairs<score::Range>(*ceiling_ranges_),
-                        view(*ceiling_places_), view(*ceilings_)};
+      shard.ceilings = {pairs<score::Start>(*ceiling_starts_),
+                        pairs<score::Range>(*ceiling_ranges_), view(*ceiling_places_),
+                        view(*ceilings_)};
     if (slopes_) shard.slopes = view(*slopes_);
     return shard;
   }

@@ -1,20 +1,23 @@
 // A row × a shard with ceilings → its k best labels, exactly, without reading most of the shard.
 //
-// The sum of value · ceiling bounds the score of each classifier. Few classifiers have a bound above
-// the k-th best score: only these are scored, by looking them up in the lists of the features.
+// The sum of value · ceiling bounds the score of each classifier. Few classifiers have a bound
+// above the k-th best score: only these are scored, by looking them up in the lists of the
+// features.
 //
-// Why no score is above its bound, for values that are not negative:
+// Why no score is above its bound, for n values that are not negative:
 //
-// 1. Rounding is monotone: x ≤ y implies fl(x + t) ≤ fl(y + t). So leaving out terms that are not
-//    positive does not lower a sum, and neither do a positive scale and the bias, in the same
-//    operations, change which of two sums is higher.
-// 2. Let kept be the terms of features with a column, and the positive terms of the others, n in
-//    all. Rounding each product and each sum changes their sum by at most n·2⁻²³ times the sum of
-//    their magnitudes (and 2⁻¹⁴⁹ for each product that is too small for float32).
-// 3. Their exact sum is at most that of value · ceiling, which is added in whole units: a term is
-//    rounded down, so it is less than a unit too low. n units make up for that.
-//
-// `Row` adds twice the rounding errors of 2 and n units.
+// 1. Rounding is monotone: x ≤ y implies fl(x + t) ≤ fl(y + t), and fl(x + t) ≤ x for t ≤ 0. So a
+//    sum does not get lower if terms that are not positive are left out. Keep all terms of features
+//    with a column, and the positive terms of the others. Let m be the sum of their magnitudes.
+// 2. Rounding products and sums changes the sum of what is kept by at most (n + 1)·2⁻²⁴·m, up to
+//    terms in 2⁻⁴⁸. Nothing overflows, and only float32 weights, whose scale is 1, have products
+//    that are too small for this: these change it by 2⁻¹⁵⁰ each. `is_usual` ensures both.
+// 3. The exact sum is at most that of value · ceiling. It is added in whole units, and a term is
+//    less than a unit too low: n units make up for that.
+// 4. Computing the bound of a sum in float32 adds at most 6·2⁻²⁴·m. `find_rises` adds
+//    (n + 4)·2⁻²²·m, which is more than all of these together.
+// 5. Scaling by a positive number and adding the bias are monotone too, and are the same operations
+//    for bounds and scores. A bound that is infinite or NaN counts as +inf.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +39,7 @@ namespace dismec::score {
 
 /// Classifiers looked up together, because most of the time is spent waiting for memory.
 inline constexpr std::size_t kAtOnce = 8;
-/// Cost of looking up a classifier in a part, relative to adding a weight or a word.
+/// Cost of looking up a classifier's weight for a feature, relative to adding a weight or a word.
 inline constexpr std::int64_t kLookup = 8;
 /// Approximate number of classifiers looked up per place that is still empty.
 inline constexpr std::int64_t kTries = 2;
@@ -65,20 +68,21 @@ struct Rise {
 /// The ceilings of a row's features: no sum times the scale is above units · unit + base.
 struct Rises {
   std::vector<Rise> columns, lists;
-  float unit, base;
-  bool usable;  // bounds are not for all values
+  float unit = 0, base = 0;
+  bool usable = false;  // whether bounds are for these values
 };
 
 /// The bounds of a row's classifiers, and which of these have been looked up. The highest bound is
-/// found through the maxima of groups and of blocks of kBlock classifiers. The classifiers of a group
-/// are kGroup apart, so that the maxima of a block's groups are those of the lanes of vectors.
+/// found through the maxima of groups and of blocks of kBlock classifiers. The classifiers of a
+/// group are kGroup apart, so that the maxima of a block's groups are those of the lanes of
+/// vectors.
 struct Bounds {
   std::vector<float> groups, blocks;  // blocks are padded with −inf
   std::vector<std::uint16_t> taken;   // one bit per classifier
 };
 
-/// This thread's sums of ceilings, in units and without the bias. There is room for every classifier
-/// that sixteen bits can identify, whatever a file holds.
+/// This thread's sums of ceilings, in units and without the bias. There is room for every
+/// classifier that sixteen bits can identify, whatever a file holds.
 inline std::uint16_t* units() {
   thread_local std::vector<std::uint16_t> memory(kShardRows);
   return memory.data();
@@ -123,8 +127,7 @@ inline std::int64_t find_dense(const std::uint16_t* words, std::int64_t count, s
   if ((words[word] & bit) == 0) return count;
   const std::int64_t rank = word / kRankWords;
   std::int64_t at = rank > 0 ? words[n_words + rank - 1] : 0;
-  for (std::int64_t i = rank * kRankWords; i < word; ++i)
-    at += std::popcount(words[i]);
+  for (std::int64_t i = rank * kRankWords; i < word; ++i) at += std::popcount(words[i]);
   return at + std::popcount(words[word] & (bit - 1));
 }
 
@@ -205,6 +208,9 @@ struct Open {
   bool all() const { return words.empty(); }
 };
 
+/// Whether bounds are for this value: not negative, and far from the limits of float32.
+inline bool is_usual(float value) { return value == 0 || (value >= 0x1p-80F && value <= 0x1p60F); }
+
 /// Finds the ceilings of a row's features, and fetches the first ones of each from memory.
 template <typename Code>
 inline void find_rises(const Shard<Code>& shard, std::span<const std::int32_t> features,
@@ -215,7 +221,7 @@ inline void find_rises(const Shard<Code>& shard, std::span<const std::int32_t> f
   for (std::size_t t = 0; t < terms.size(); ++t) {
     const float value = terms[t].value;
     const auto list = shard.ceilings.list(features[t], shard.n_rows());
-    rises.usable &= value >= 0;
+    rises.usable &= is_usual(value) && list.range.step >= 0;  // a damaged one may be negative
     if (list.codes.empty()) continue;
     __builtin_prefetch(list.codes.data());
     __builtin_prefetch(list.codes.data() + 64);
@@ -228,7 +234,7 @@ inline void find_rises(const Shard<Code>& shard, std::span<const std::int32_t> f
   }
   const auto n = static_cast<double>(terms.size());
   const double unit = range / (kUnits - n);
-  rises.usable &= n <= kUnits / 2 && std::isfinite(magnitude) && range > 0;
+  rises.usable &= n <= kUnits / 2 && magnitude < 0x1p100 && range > 0x1p-100;
   if (!rises.usable) return;
   for (auto* some : {&rises.columns, &rises.lists})
     for (Rise& rise : *some)
@@ -282,7 +288,8 @@ inline void add_rises(const Rises& rises, std::int64_t n_rows, std::uint16_t* un
       __builtin_prefetch(next.places + j);
       std::uint16_t some[kWindow];
       for (int l = 0; l < kWindow; ++l)
-        some[l] = static_cast<std::uint16_t>((static_cast<std::uint32_t>(codes[j + l]) << 8) * factor >> 16);
+        some[l] = static_cast<std::uint16_t>(
+            (static_cast<std::uint32_t>(codes[j + l]) << 8) * factor >> 16);
 #pragma GCC unroll 32
       for (int l = 0; l < kWindow; ++l)
         units[places[j + l]] = static_cast<std::uint16_t>(units[places[j + l]] + some[l]);
@@ -328,8 +335,7 @@ inline void find_bounds(const Shard<Code>& shard, const Rises& rises, float bias
     std::memcpy(highest, best, sizeof(best));
     for (; row < stop; ++row)
       if (open.all() || (open.words[row / kGroup] >> row % kGroup & 1) != 0)
-        highest[row % kGroup] = std::max(
-            highest[row % kGroup], bound_of(shard, rises, bias, row));
+        highest[row % kGroup] = std::max(highest[row % kGroup], bound_of(shard, rises, bias, row));
     bounds.blocks[block] = highest_of_group(highest);
   }
 }
@@ -376,8 +382,8 @@ inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term
 
 /// Lets the labels of a shard compete for the places of one row, with the same result as adding all
 /// terms and calling `enter`. If that would be faster, gives up and returns false; the places may
-/// have changed by then. `lookup` is kLookup, or 0 to never give up. Classifiers that are not `open`
-/// are skipped.
+/// have changed by then. `lookup` is kLookup, or 0 to never give up. Classifiers that are not
+/// `open` are skipped.
 template <typename Code>
 inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
                             std::span<const Term<Code>> terms, float bias, Open open,

@@ -49,7 +49,8 @@ struct Ceilings {
     if (count < 0 || end.weight > codes.size() || end.place > places.size() ||
         n_places != (column ? 0 : count) || (column && count != n_rows))
       throw std::invalid_argument("the ceilings of a feature are out of range");
-    return {codes.subspan(begin.weight, count), places.data() + begin.place, column, ranges[feature]};
+    return {codes.subspan(begin.weight, count), places.data() + begin.place, column,
+            ranges[feature]};
   }
 };
 
@@ -64,15 +65,16 @@ struct OwnedCeilings {
 inline constexpr int kSteps = 255;
 
 /// The range for weights from `least` to `highest`, so that none is above the highest code.
-inline Range range_of(float least, float highest) {
+inline Range range_of(double least, double highest) {
   constexpr float most = std::numeric_limits<float>::max();
-  const double step = (double{highest} - double{least}) / kSteps;
-  return {least, std::nextafter(static_cast<float>(step), most)};
+  const auto from = static_cast<float>(least);
+  const double step = (highest - double{from}) / kSteps;
+  return {from, std::nextafter(static_cast<float>(step), most)};
 }
 
 /// The smallest code whose ceiling is not below the weight.
-inline std::uint8_t ceiling_of(float weight, Range range) {
-  const double steps = std::ceil((double{weight} - double{range.least}) / double{range.step});
+inline std::uint8_t ceiling_of(double weight, Range range) {
+  const double steps = std::ceil((weight - double{range.least}) / double{range.step});
   if (!(steps > 0)) return 0;  // also if the range is not finite: such a range is never used
   return static_cast<std::uint8_t>(std::min(steps, double{kSteps}));
 }

@@ -75,7 +75,7 @@ inline void collect(const Source<Code>& source, const typename Shard<Code>::List
 /// Appends the weights of a feature, in the order of their classifiers.
 template <typename Code>
 inline void append_feature(std::span<const NewWeight<Code>> found, const Layout& layout,
-                        Cut<Code>& cut) {
+                           Cut<Code>& cut) {
   for (const auto& [row, code] : found) cut.weights.push_back(code);
   const auto begin = cut.places.size();
   cut.places.resize(begin + layout.n_places(std::ssize(found)));

@@ -1,7 +1,7 @@
 // Weights by label ⇄ a shard. Weights come in pieces of some rows at a time: a first round over all
 // pieces counts, a second one places what was counted, so that only the shard and one piece are in
-// memory. The rows of a piece, and then ranges of its features, may be processed by several threads at
-// once.
+// memory. The rows of a piece, and then ranges of its features, may be processed by several threads
+// at once.
 #pragma once
 
 #include <algorithm>
@@ -118,8 +118,8 @@ inline void take_in(Packed<Code>& shard, const Csr& matrix, std::span<const std:
 }
 
 /// Calls visit(classifier, feature, code) for the weights of a piece for features first … last − 1.
-/// It visits a range of features for all rows, then the next range, so that the memory being written
-/// stays in the cache.
+/// It visits a range of features for all rows, then the next range, so that the memory being
+/// written stays in the cache.
 template <typename Code, typename Visit>
 inline void each_weight(const Packed<Code>& shard, std::int64_t first, std::int64_t last,
                         Visit&& visit) {
@@ -159,7 +159,8 @@ inline void each_weight(const Packed<Code>& shard, std::int64_t first, std::int6
 template <typename Code>
 inline void count(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
   std::uint32_t* done = shard.done.data();
-  each_weight(shard, first, last, [done](std::int64_t, std::int32_t feature, Code) { ++done[feature]; });
+  each_weight(shard, first, last,
+              [done](std::int64_t, std::int32_t feature, Code) { ++done[feature]; });
 }
 
 /// The size of a shard: elements of `places`, bytes of `weights`.
@@ -238,23 +239,23 @@ inline OwnedCeilings ceilings_of(const Shard<Code>& shard) {
   const std::int64_t n_rows = shard.n_rows();
   made.starts.push_back({0, 0});
   std::vector<std::uint16_t> rows;
-  std::vector<float> weights;
+  std::vector<double> weights;  // float32 could round tiny ones
   for (std::int64_t feature = 0; feature < shard.n_features(); ++feature) {
     const auto list = shard.list(feature);
     const auto positive =
         std::ranges::count_if(list.weights, [](Code code) { return decode(code) > 0; });
-    const bool column = std::ssize(list.weights) * kColumnShare > n_rows ||
-                        positive * kPositiveShare > n_rows;
+    const bool column =
+        std::ssize(list.weights) * kColumnShare > n_rows || positive * kPositiveShare > n_rows;
     rows.clear(), weights.clear();
     each(shard, list, [&](std::int64_t row, Code code) {
       if (row >= n_rows) throw std::invalid_argument("a classifier is out of range");
-      const float weight = decode(code) * shard.scales[row];
+      const double weight = double{decode(code)} * shard.scales[row];
       if (!column && !(weight > 0)) return;
       rows.push_back(static_cast<std::uint16_t>(row));
       weights.push_back(weight);
     });
-    float least = 0, highest = 0;
-    for (const float weight : weights)
+    double least = 0, highest = 0;
+    for (const double weight : weights)
       least = std::min(least, weight), highest = std::max(highest, weight);
     const Range range = range_of(least, highest);
     made.ranges.push_back(range);
@@ -265,7 +266,7 @@ inline OwnedCeilings ceilings_of(const Shard<Code>& shard) {
         made.codes[begin + rows[j]] = ceiling_of(weights[j], range);
     } else {
       made.places.insert(made.places.end(), rows.begin(), rows.end());
-      for (const float weight : weights) made.codes.push_back(ceiling_of(weight, range));
+      for (const double weight : weights) made.codes.push_back(ceiling_of(weight, range));
     }
     if (made.codes.size() > std::numeric_limits<std::uint32_t>::max())
       throw std::invalid_argument("too many weights in a shard");

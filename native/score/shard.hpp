@@ -34,7 +34,8 @@ struct Layout {
   std::int64_t n_ranks;  // after the words: how many bits are set before each kRankWords-th word
 
   explicit Layout(std::int64_t n_rows)
-      : n_words((n_rows + kGroup - 1) / kGroup), n_ranks(n_words > 0 ? (n_words - 1) / kRankWords : 0) {}
+      : n_words((n_rows + kGroup - 1) / kGroup),
+        n_ranks(n_words > 0 ? (n_words - 1) / kRankWords : 0) {}
 
   bool dense(std::int64_t count) const { return count > n_words; }
   std::int64_t n_places(std::int64_t count) const {

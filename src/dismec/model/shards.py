@@ -111,14 +111,9 @@ class Shard:
         if len(self.scales) <= beyond:
             return self
         with located("the model is damaged", ModelError, ValueError):
-            starts, ranges, places, ceilings = kernels.ceilings(self.native)
-        return replace(
-            self,
-            ceiling_starts=starts,
-            ceiling_ranges=ranges,
-            ceiling_places=places,
-            ceilings=ceilings,
-        )
+            made = kernels.ceilings(self.native)
+        names = ("ceiling_starts", "ceiling_ranges", "ceiling_places", "ceilings")
+        return replace(self, **dict(zip(names, made, strict=True)))
 
     @property
     def leaders(self) -> npt.NDArray[np.int32]:
