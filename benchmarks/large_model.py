@@ -150,11 +150,10 @@ def make_model(rng: np.random.Generator, world: World, path: Path) -> None:
 def lists(shards: list[Shard], row: sp.csr_array) -> Iterator[np.ndarray]:
     """Yield the parts of a model that are read to score a row."""
     for shard in shards:
-        per_feature = (len(shard.starts) - 1) // shard.n_features  # one list, or one per sign
         for feature in row.indices:
-            span = shard.starts[feature * per_feature : (feature + 1) * per_feature + 1]
-            yield shard.weights[span[0, 0] : span[-1, 0]]
-            yield shard.places[span[0, 1] : span[-1, 1]]
+            begin, end = shard.starts[feature : feature + 2]
+            yield shard.weights[begin[0] : end[0]]
+            yield shard.places[begin[1] : end[1]]
         yield shard.bias
 
 
@@ -285,8 +284,8 @@ def measure(path: Path, rows: Path) -> int:
         single.append(time.perf_counter() - begin)
     times["one row, k = 5, median"] = float(np.median(single))
     times["one row, k = 5, 99 %"] = float(np.quantile(single, 0.99))
-    amount = list_bytes(model._shards, X[:200])
-    times["reading the row's lists"] = amount / reading_speed(model._shards)
+    amount = list_bytes(model.shards, X[:200])
+    times["reading the row's lists"] = amount / reading_speed(model.shards)
     times["scipy, k = 5"], wrong = compare_with_scipy(model, X[:100], 5)
     for name, seconds in times.items():
         print(f"{name:26} {seconds * 1e3:8.3f} ms per row")

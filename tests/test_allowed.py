@@ -72,13 +72,13 @@ def assert_same(result, expected):
     k=st.integers(1, 95),
     share=st.sampled_from([0.0, 0.03, 0.5, 0.97, 1.0]),
     shard_rows=st.sampled_from([7, 32, 1 << 16]),
-    split_rows=st.sampled_from([0, 20, 1 << 16]),
+    bounded_rows=st.sampled_from([0, 20, 1 << 16]),
     lookup=st.sampled_from([0, 1, 8, 1 << 16]),
     precision=st.sampled_from(list(PRECISIONS)),
     threads=st.sampled_from([1, 3]),
 )
 def test_topk_among_allowed_labels_equals_brute_force(
-    seed, n_rows, n_labels, k, share, shard_rows, split_rows, lookup, precision, threads
+    seed, n_rows, n_labels, k, share, shard_rows, bounded_rows, lookup, precision, threads
 ):
     rng = np.random.default_rng(seed)
     n_features = int(rng.integers(1, 12))
@@ -91,7 +91,7 @@ def test_topk_among_allowed_labels_equals_brute_force(
     transform = Transform(n_features, bool(rng.integers(2)), float(rng.choice([0.0, 1.0, -0.5])))
     with (
         mock.patch.object(kernels, "shard_rows", shard_rows),
-        mock.patch.object(kernels, "split_rows", split_rows),
+        mock.patch.object(kernels, "bounded_rows", bounded_rows),
     ):
         shards = list(pack([(np.arange(n_labels), W)], n_features, precision, counts))
         one = np.flatnonzero(rng.random(n_labels) < share)
@@ -116,7 +116,7 @@ def test_topk_among_allowed_labels_equals_brute_force(
     ("n_labels", "n_open"),
     [(3000, 1), (3000, 20), (3000, 2900), (20_000, 1), (20_000, 30), (20_000, 19_000)],
 )
-def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
+def test_shards_with_and_without_ceilings_rank_allowed_labels(n_labels, n_open, n_rows):
     rng = np.random.default_rng(n_open)
     n_features = 40
     W = sp.random_array((n_labels, n_features + 1), density=0.1, random_state=rng, dtype=np.float32)
@@ -129,9 +129,10 @@ def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
     W.eliminate_zeros()
     transform = Transform(n_features, normalize=True, bias=1.0)
     shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
-    assert shards[0].is_split == (n_labels > 16_384)
+    assert (shards[0].ceilings is not None) == (n_labels > 16_384)
     predictor = Predictor(shards, n_labels, transform)
-    X = random_csr(rng, (n_rows, n_features), 0.5, [0.5, 1.0, -1.0])
+    X = random_csr(rng, (n_rows, n_features), 0.5, [0.5, 1.0, 2.0])
+    X.data[: len(X.data) // 4] *= -1  # values that bounds are not for
     scores = predictor.decision_function(X)
     sets = [rng.permutation(n_labels)[:n_open] for _ in range(n_rows)]
     each = np.zeros(scores.shape, np.bool_)
@@ -143,7 +144,7 @@ def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
     rows = Allowed.of_rows(sp.csr_array(each), n_labels)
     assert_same(predictor.topk(X, 20, 1, rows), best_of(scores, 20, each))
     [cut] = cut_down(shards, each[0])
-    assert cut.is_split == (n_open > kernels.split_rows)
+    assert (cut.ceilings is not None) == (n_open > kernels.bounded_rows)
     assert_same(Predictor([cut], n_labels, transform).topk(X, 20, 1), expected)
 
 
@@ -181,13 +182,13 @@ def test_kernels_refuse_sets_that_do_not_match_the_shard():
         ([shard.native, shard.native], [goes, goes], 20),
     ):
         with pytest.raises(ValueError, match="classifier"):
-            kernels.cut(shards, to, n_rows, False)
+            kernels.cut(shards, to, n_rows)
     [half] = pack([(np.arange(20), W)], 20, "float16")
     with pytest.raises(ValueError, match="one precision"):
-        kernels.cut([shard.native, half.native], [goes, goes + 20], 40, False)
+        kernels.cut([shard.native, half.native], [goes, goes + 20], 40)
     [narrow] = pack([(np.arange(20), W[:, 1:])], 19, "float32")
     with pytest.raises(ValueError, match="same features"):
-        kernels.cut([shard.native, narrow.native], [goes, goes + 20], 40, False)
+        kernels.cut([shard.native, narrow.native], [goes, goes + 20], 40)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def rows_of(X):
 
 
 @pytest.mark.parametrize(
-    ("precision", "options", "split_rows", "k"),
+    ("precision", "options", "bounded_rows", "k"),
     [
         ("float16", {}, 1 << 14, 5),
         ("float32", {"tfidf": True}, 1 << 14, 100),
@@ -107,7 +107,7 @@ def rows_of(X):
     ],
 )
 def test_c_gives_the_labels_and_scores_of_python_bit_for_bit(
-    library, tmp_path, precision, options, split_rows, k
+    library, tmp_path, precision, options, bounded_rows, k
 ):
     X, Y = random_problem(labels=60)
     Y = Y[:, [*range(60), 3]]  # two labels with the same rows share their weights
@@ -115,13 +115,13 @@ def test_c_gives_the_labels_and_scores_of_python_bit_for_bit(
     untrained[:, 7] = 0
     params = TrainingParams(precision=precision, **options)
     with (
-        mock.patch.object(kernels, "split_rows", split_rows),
+        mock.patch.object(kernels, "bounded_rows", bounded_rows),
         mock.patch.object(kernels, "shard_rows", 25),
     ):
         train(X, untrained.tocsr(), tmp_path / "model", params)
     model = open_model(tmp_path / "model")
     assert len(model.shards) > 1
-    assert model.shards[0].is_split == (split_rows == 0)
+    assert (model.shards[0].ceilings is not None) == (bounded_rows == 0)
     labels, scores = model.predict_topk(X[:40], k)
     everything = model.decision_function(X[:40])
     with Opened(library, tmp_path / "model") as opened:

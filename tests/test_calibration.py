@@ -70,17 +70,17 @@ def random_model(rng, n_labels, n_features, transform=None, precision="float32",
     n_labels=st.integers(1, 70),
     n_features=st.integers(0, 12),
     k=st.integers(1, 80),
-    split_rows=st.sampled_from([0, 1 << 16]),
+    bounded_rows=st.sampled_from([0, 1 << 16]),
     ties=st.booleans(),
     bias=st.sampled_from([0.0, 1.0, -0.5]),
     precision=st.sampled_from(list(PRECISIONS)),
 )
 def test_most_probable_labels_equal_brute_force(
-    seed, n_labels, n_features, k, split_rows, ties, bias, precision
+    seed, n_labels, n_features, k, bounded_rows, ties, bias, precision
 ):
     rng = np.random.default_rng(seed)
     values = [-1, 1, 2] if ties else None
-    with mock.patch.object(kernels, "split_rows", split_rows):
+    with mock.patch.object(kernels, "bounded_rows", bounded_rows):
         model = random_model(
             rng, n_labels, n_features, Transform(n_features, True, bias), precision, values
         )
@@ -101,12 +101,12 @@ def test_most_probable_labels_equal_brute_force(
     np.testing.assert_array_equal(labels, naive.topk(z, k)[0])
 
 
-def test_skipping_by_sign_is_exact_for_scales_other_than_powers_of_two():
+def test_bounds_are_exact_for_scales_other_than_powers_of_two():
     rng = np.random.default_rng(1)
     n_labels, n_features = 3000, 40
     W = -abs(random_csr(rng, n_labels, n_features + 1, 0.2))
     W.data[rng.random(W.nnz) < 0.1] *= -1
-    with mock.patch.object(kernels, "split_rows", 0):
+    with mock.patch.object(kernels, "bounded_rows", 0):
         shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
     c = random_calibration(rng, n_labels)
     c = c.taken_from(first_labels(shards, n_labels))
@@ -115,7 +115,7 @@ def test_skipping_by_sign_is_exact_for_scales_other_than_powers_of_two():
         for shard in shards
     ]
     predictor = Predictor(viewed, n_labels, Transform(n_features))
-    X = random_csr(rng, 12, n_features, 0.5)
+    X = abs(random_csr(rng, 12, n_features, 0.5))
     z = predictor.decision_function(X)
     plain = Predictor(shards, n_labels, Transform(n_features, bias=-0.7)).decision_function(X)
     np.testing.assert_allclose(z, c.slopes * plain + c.intercepts, rtol=1e-4, atol=1e-4)

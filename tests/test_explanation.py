@@ -32,11 +32,11 @@ from test_shards import some_shard
 pytestmark = pytest.mark.native
 
 
-def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.5):
+def some_model(rng, n_labels, n_features, precision, bounded, bias=1.0, density=0.5):
     W = random_csr(rng, n_labels, n_features + 1, density)
     W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels share their weights
     with (
-        mock.patch.object(kernels, "split_rows", 0 if split else n_labels),
+        mock.patch.object(kernels, "bounded_rows", 0 if bounded else n_labels),
         mock.patch.object(kernels, "shard_rows", 1000),
     ):
         shards = list(pack([(np.arange(n_labels), W)], n_features, precision))
@@ -51,15 +51,15 @@ def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.
     n_labels=st.sampled_from([1, 5, 40, 1100]),
     n_features=st.integers(0, 9),
     precision=st.sampled_from(list(PRECISIONS)),
-    split=st.booleans(),
+    bounded=st.booleans(),
     bias=st.sampled_from([1.0, 0.0, -0.5]),
     density=st.sampled_from([0.03, 0.2, 1.0]),  # lists and bits
 )
 def test_explanations_add_up_to_the_predicted_score(
-    seed, n_labels, n_features, precision, split, bias, density
+    seed, n_labels, n_features, precision, bounded, bias, density
 ):
     rng = np.random.default_rng(seed)
-    model = some_model(rng, n_labels, n_features, precision, split, bias, density)
+    model = some_model(rng, n_labels, n_features, precision, bounded, bias, density)
     X = random_csr(rng, 4, n_features, 0.7)
     scores = model.decision_function(X)
     labels, p = model.predict_topk(X, n_labels, rank="probability")
@@ -118,12 +118,12 @@ def test_invalid_explanation_requests_are_refused():
         model.explain(X[[0]], 0, terms=["a", "b"])
 
 
-def look_up_guarded(split_rows):
+def look_up_guarded(bounded_rows):
     """Explain a label, then rank all, with pages without weights of the label unreadable."""
     n, own = 60_000, 30_000
     W = np.random.default_rng(1).normal(size=(n, 9)).astype(np.float32)
     W[own, :8] = [7, -7] * 4
-    with mock.patch.object(kernels, "split_rows", split_rows):
+    with mock.patch.object(kernels, "bounded_rows", bounded_rows):
         (shard,) = pack([(np.arange(n), sp.csr_array(W))], 8, "float32")
     weights = np.frombuffer(mmap.mmap(-1, shard.weights.nbytes), np.float32)
     weights[:] = shard.weights
@@ -138,9 +138,9 @@ def look_up_guarded(split_rows):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is protected in another way there")
-@pytest.mark.parametrize("split_rows", [0, 60_000])
-def test_one_label_is_looked_up_without_reading_the_weights_of_others(split_rows):
-    script = f"import test_explanation; test_explanation.look_up_guarded({split_rows})"
+@pytest.mark.parametrize("bounded_rows", [0, 60_000])
+def test_one_label_is_looked_up_without_reading_the_weights_of_others(bounded_rows):
+    script = f"import test_explanation; test_explanation.look_up_guarded({bounded_rows})"
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert found.stdout == str([7.0, -7.0] * 4), found.stderr
@@ -148,9 +148,9 @@ def test_one_label_is_looked_up_without_reading_the_weights_of_others(split_rows
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_binding_refuses_what_is_out_of_range_and_survives_damage(split):
-    shard = some_shard(split=split)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_binding_refuses_what_is_out_of_range_and_survives_damage(bounded):
+    shard = some_shard(bounded=bounded)
     row = np.array([0, 50]), np.arange(50, dtype=np.int32), np.ones(50, np.float32)
     for number in (-1, len(shard.scales)):
         with pytest.raises(ValueError, match="classifier out of range"):

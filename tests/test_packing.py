@@ -101,12 +101,12 @@ def test_threads_that_share_a_shard_pack_the_same_bytes(precision, n_rows):
     dense[:, 7] = 1  # a feature that all labels have
     W = sp.csr_array(dense)
     with (
-        mock.patch.object(kernels, "split_rows", 200),
+        mock.patch.object(kernels, "bounded_rows", 200),
         mock.patch.object(shards, "_PIECE_WEIGHTS", 999),
     ):
         packing = Packing(strided(W, 7), 10_000, precision)
         one, several = packing.shard(0), packing.shard(0, 5)
-    assert one.is_split == (n_rows == 300)
+    assert (one.ceilings is not None) == (n_rows == 300)
     for field in fields(Shard):
         np.testing.assert_array_equal(getattr(one, field.name), getattr(several, field.name))
     expected = W.toarray() if precision == "float32" else gather([one], n_rows, 10_000).toarray()

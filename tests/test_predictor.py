@@ -53,7 +53,7 @@ def cut(W, size):
 
 
 def by_bounds():
-    """Make split shards look up classifiers, as large ones do, however many that takes."""
+    """Make shards with ceilings look up classifiers, as large ones do, however many that takes."""
     return mock.patch.object(kernels, "merge_topk", partial(kernels.merge_topk, lookup=0))
 
 
@@ -70,7 +70,7 @@ def assert_same(result, expected):
     k=st.integers(1, 80),
     block_size=st.integers(1, 70),
     shard_rows=st.sampled_from([7, 32, 1 << 16]),
-    split_rows=st.sampled_from([0, 20, 1 << 16]),
+    bounded_rows=st.sampled_from([0, 20, 1 << 16]),
     ties=st.booleans(),
     normalize=st.booleans(),
     bias=st.sampled_from([0.0, 1.0, -0.5]),
@@ -83,7 +83,7 @@ def test_topk_equals_brute_force(
     k,
     block_size,
     shard_rows,
-    split_rows,
+    bounded_rows,
     ties,
     normalize,
     bias,
@@ -100,7 +100,7 @@ def test_topk_equals_brute_force(
         W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels share their weights
     with (
         mock.patch.object(kernels, "shard_rows", shard_rows),
-        mock.patch.object(kernels, "split_rows", split_rows),
+        mock.patch.object(kernels, "bounded_rows", bounded_rows),
     ):
         predictor = predictor_of(
             [(labels, W[labels]) for labels in blocks], n_labels, transform, precision
@@ -293,8 +293,8 @@ def test_rows_with_more_features_than_a_table_has_lines_are_cut_into_batches():
 def test_a_damaged_list_leaves_nothing_for_the_next_shard():
     rng = np.random.default_rng(15)
     small, large = random_csr(rng, 400, 7, 0.03), random_csr(rng, 5000, 7, 0.5)
-    for split_rows in (0, 1 << 16):
-        with mock.patch.object(kernels, "split_rows", split_rows):
+    for bounded_rows in (0, 1 << 16):
+        with mock.patch.object(kernels, "bounded_rows", bounded_rows):
             (shard,) = pack([(np.arange(400), small)], 6, "float32")
         beyond = np.full_like(shard.places, 3000)  # classifiers that it does not have
         rows = integers(0, 6), integers(*range(6), dtype=np.int32), floats(1, 2, 3, 1, 2, 3)
@@ -311,7 +311,8 @@ def test_a_damaged_list_leaves_nothing_for_the_next_shard():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("positive", [0.0, 0.1, 0.5, 1.0])
-def test_skipping_by_sign_does_not_change_the_result(precision, positive):
+@pytest.mark.parametrize("signed", [False, True])
+def test_bounds_do_not_change_the_result(precision, positive, signed):
     rng = np.random.default_rng(10)
     n_labels, n_features = 3000, 40
     density = rng.choice([0.001, 0.03, 0.1, 0.9], n_features + 1)  # lists of all lengths, and bits
@@ -321,7 +322,9 @@ def test_skipping_by_sign_does_not_change_the_result(precision, positive):
     W[:, n_features] -= 1
     W = sp.csr_array(W.astype(np.float32))[np.sort(rng.integers(0, n_labels, n_labels))]
     X = random_csr(rng, 12, n_features, 0.5)
-    with mock.patch.object(kernels, "split_rows", 0):
+    if not signed:
+        X = abs(X)
+    with mock.patch.object(kernels, "bounded_rows", 0):
         predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(n_features), precision)
     scores = naive.brute_force_scores(predictor.transform.apply(X), stored(W, precision))
     np.testing.assert_array_equal(predictor.decision_function(X), scores)
@@ -336,8 +339,8 @@ def test_skipping_by_sign_does_not_change_the_result(precision, positive):
 def test_giving_up_on_bounds_does_not_change_the_result(lookup):
     rng = np.random.default_rng(11)
     W = random_csr(rng, 2000, 9, 0.8, [-3, -2, -1, 1, 2, 3])
-    X = random_csr(rng, 30, 8, 0.6, [-1, 1, 2])
-    with mock.patch.object(kernels, "split_rows", 0):
+    X = random_csr(rng, 30, 8, 0.6, [1, 2])
+    with mock.patch.object(kernels, "bounded_rows", 0):
         shards = [shard for block in cut(W, 500) for shard in pack([block], 8, "float16")]
     expected = naive.topk(naive.brute_force_scores(X, W), 6)
     rows = X.indptr.astype(np.int64), X.indices, X.data
@@ -351,7 +354,8 @@ def test_sums_that_overflow_are_bounded_too():
     rng = np.random.default_rng(12)
     W = random_csr(rng, 200, 7, 0.7, [-3e38, -1e38, -1, 1, 1e38, 3e38])
     X = random_csr(rng, 50, 6, 0.7, [-2, -1, 1, 2])
-    with mock.patch.object(kernels, "split_rows", 0):
+    X = sp.vstack([X, abs(X), abs(X) * np.float32(1e-3)], format="csr")
+    with mock.patch.object(kernels, "bounded_rows", 0):
         predictor = predictor_of([(range(200), W)], 200, Transform(6, normalize=False))
     scan = predictor_of([(range(200), W)], 200, Transform(6, normalize=False))
     for k in (1, 20, 200):
@@ -448,42 +452,41 @@ def test_binding_refuses_what_cannot_be_packed():
         ("float32", 2, 2**31 - 1),
     ]:
         with pytest.raises(ValueError):
-            kernels.Packer(precision, n_rows, n_features, split=False)
+            kernels.Packer(precision, n_rows, n_features)
     first, both = integers(0, dtype=np.int32), integers(0, 1, dtype=np.int32)
-    for split in (False, True):
-        packer = kernels.Packer("float32", 2, 2, split)
-        for begin, sizes in (-1, [1]), (0, [1, 1, 1]), (2, [1]), (2**62, [1]), (0, [-1]), (0, [4]):
-            with pytest.raises(ValueError):
-                packer.begin(begin, integers(*sizes))
-        packer.begin(0, integers(1, 1))
-        for to, of in ([0], [0, 1]), ([0, 2], [0, 1]), ([-1], [0]), ([0], [-1]), ([0], [2]):
-            with pytest.raises(ValueError):
-                packer.take_in(integers(*to, dtype=np.int32), integers(*of, dtype=np.int32), *rows)
-        for step in (packer.take, lambda p=packer: p.place(0, 2)):
-            with pytest.raises(ValueError, match="no room"):
-                step()
-        packer.take_in(both, both, *rows)
-        for span in (-1, 2), (0, 3), (2, 1):
-            with pytest.raises(ValueError, match="feature is out of range"):
-                packer.count(*span)
-        packer.count(0, 2)
-        n_places, n_bytes = packer.measure()
-        places, weights = np.zeros(n_places, np.uint16), np.zeros(n_bytes, np.uint8)
-        for wrong in (places[1:], weights), (places, weights[1:]):
-            with pytest.raises(ValueError, match="sizes"):
-                packer.give(*wrong)
-        packer.give(places, weights)
+    packer = kernels.Packer("float32", 2, 2)
+    for begin, sizes in (-1, [1]), (0, [1, 1, 1]), (2, [1]), (2**62, [1]), (0, [-1]), (0, [4]):
+        with pytest.raises(ValueError):
+            packer.begin(begin, integers(*sizes))
+    packer.begin(0, integers(1, 1))
+    for to, of in ([0], [0, 1]), ([0, 2], [0, 1]), ([-1], [0]), ([0], [-1]), ([0], [2]):
+        with pytest.raises(ValueError):
+            packer.take_in(integers(*to, dtype=np.int32), integers(*of, dtype=np.int32), *rows)
+    for step in (packer.take, lambda p=packer: p.place(0, 2)):
+        with pytest.raises(ValueError, match="no room"):
+            step()
+    packer.take_in(both, both, *rows)
+    for span in (-1, 2), (0, 3), (2, 1):
+        with pytest.raises(ValueError, match="feature is out of range"):
+            packer.count(*span)
+    packer.count(0, 2)
+    n_places, n_bytes = packer.measure()
+    places, weights = np.zeros(n_places, np.uint16), np.zeros(n_bytes, np.uint8)
+    for wrong in (places[1:], weights), (places, weights[1:]):
+        with pytest.raises(ValueError, match="sizes"):
+            packer.give(*wrong)
+    packer.give(places, weights)
+    packer.place(0, 2)
+    with pytest.raises(ValueError, match="more weights than were counted"):
         packer.place(0, 2)
-        with pytest.raises(ValueError, match="more weights than were counted"):
-            packer.place(0, 2)
-        for step in (packer.measure, lambda p=packer: p.count(0, 2)):
-            with pytest.raises(ValueError, match="counting is over"):
-                step()
-        packer.take()
-        with pytest.raises(ValueError):
-            packer.begin(0, integers(1))
-        with pytest.raises(ValueError):
-            packer.take_in(first, first, *rows)
+    for step in (packer.measure, lambda p=packer: p.count(0, 2)):
+        with pytest.raises(ValueError, match="counting is over"):
+            step()
+    packer.take()
+    with pytest.raises(ValueError):
+        packer.begin(0, integers(1))
+    with pytest.raises(ValueError):
+        packer.take_in(first, first, *rows)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +506,7 @@ def test_binding_refuses_what_cannot_be_packed():
 )
 def test_binding_refuses_rows_that_cannot_be_packed(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
-    packer = kernels.Packer("float32", 1, 2, split=False)
+    packer = kernels.Packer("float32", 1, 2)
     packer.begin(0, integers(2))
     one = integers(0, dtype=np.int32)
     with pytest.raises(ValueError):

@@ -29,11 +29,11 @@ def pack_all(W, precision):
     return list(pack([(np.arange(W.shape[0]), W)], W.shape[1] - 1, precision))
 
 
-def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2, split=False):
+def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2, bounded=False):
     W = random_csr(np.random.default_rng(0), n_labels, n_features + 1, density)
-    with mock.patch.object(kernels, "split_rows", 0 if split else n_labels):
+    with mock.patch.object(kernels, "bounded_rows", 0 if bounded else n_labels):
         (shard,) = pack_all(W, precision)
-    assert shard.is_split == split
+    assert (shard.ceilings is not None) == bounded
     return shard
 
 
@@ -55,9 +55,9 @@ def test_weights_round_trip_except_for_rounding(precision, size):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("split", [False, True])
-def test_rounded_weights_are_not_changed_again(precision, split):
-    shard = some_shard(precision, split=split)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_rounded_weights_are_not_changed_again(precision, bounded):
+    shard = some_shard(precision, bounded=bounded)
     again = shard.repacked(shard.unpack(), precision)
     for field in fields(Shard):
         np.testing.assert_array_equal(getattr(again, field.name), getattr(shard, field.name))
@@ -113,41 +113,43 @@ def test_a_feature_of_many_labels_takes_one_bit_per_label():
     sparse[:100] = 1
     numbers = np.arange(1, 1601, dtype=np.float32)[:, None]  # the bias distinguishes labels
     (shard,) = pack_all(sp.csr_array(np.hstack([dense, sparse, numbers])), "float16")
-    np.testing.assert_array_equal(shard.starts, [[0, 0], [1600, 100], [1700, 200]])
+    np.testing.assert_array_equal(shard.starts, [[0, 0], [1600, 103], [1700, 203]])
     assert (shard.places[:100] == 0xFFFF).all()
-    np.testing.assert_array_equal(shard.places[100:], np.arange(100))
+    np.testing.assert_array_equal(shard.places[103:], np.arange(100))
     assert shard.nnz == 3300
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_split_shard_holds_the_same_weights(precision):
-    for density in (0.01, 0.2, 1.0):
-        split, whole = (some_shard(precision, 1000, 30, density, s) for s in (True, False))
-        assert split.n_features == whole.n_features == 30
-        assert split.nnz == whole.nnz
-        for array in ("indptr", "indices", "data"):
-            np.testing.assert_array_equal(
-                getattr(split.unpack(), array), getattr(whole.unpack(), array)
-            )
-
-
-def test_a_split_shard_has_ranks_behind_the_bits():
+def test_ranks_are_behind_the_bits():
     n = 1600  # 100 words, with a rank before every 32nd
     W = np.zeros((n, 3), np.float32)
-    W[:, 0], W[:7, 0], W[::16, 1] = 1, -1, 2
+    W[7:, 0], W[::16, 1] = 1, 2
     W[:, 2] = np.arange(1, n + 1)  # the bias distinguishes labels
-    with mock.patch.object(kernels, "split_rows", n - 1):
-        (shard,) = pack_all(sp.csr_array(W), "float32")
-    np.testing.assert_array_equal(
-        shard.starts, [[0, 0, 1593, 104], [1600, 111, 1700, 211], [1700, 211, 1700, 211]]
-    )
+    (shard,) = pack_all(sp.csr_array(W), "float32")
+    np.testing.assert_array_equal(shard.starts, [[0, 0], [1593, 103], [1693, 203]])
     assert shard.places[0] == 0xFF80
     assert (shard.places[1:100] == 0xFFFF).all()
-    np.testing.assert_array_equal(shard.places[100:104], np.arange(4) * 512 - [0, 7, 7, 7])
-    np.testing.assert_array_equal(shard.places[104:111], np.arange(7))
-    np.testing.assert_array_equal(shard.places[111:], np.arange(0, n, 16))
-    assert (shard.weights[:1593] == 1).all()
-    assert (shard.weights[1593:1600] == -1).all()
+    np.testing.assert_array_equal(shard.places[100:103], np.arange(1, 4) * 512 - 7)
+    np.testing.assert_array_equal(shard.places[103:], np.arange(0, n, 16))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("density", [0.01, 0.2, 1.0])
+def test_no_weight_is_above_its_ceiling(precision, density):
+    shard = some_shard(precision, 1000, 30, density, bounded=True)
+    n = len(shard.scales)
+    for feature, own in enumerate(shard.unpack()[:, :30].toarray().T):
+        least, step = shard.ceiling_ranges[feature].astype(np.float64)
+        begin, end = shard.ceiling_starts[feature : feature + 2]
+        ceilings = least + step * shard.ceilings[begin[0] : end[0]]
+        if 2 * np.count_nonzero(own) > n or 12 * np.count_nonzero(own > 0) > n:
+            assert (len(ceilings), begin[1]) == (n, end[1])
+        else:
+            places = shard.ceiling_places[begin[1] : end[1]]
+            np.testing.assert_array_equal(places, np.flatnonzero(own > 0))
+            assert least == 0
+            own = own[places]
+        assert (ceilings >= own - 1e-12).all()
+        assert (ceilings <= own + step * 1.001).all()
 
 
 def test_blocks_that_cannot_be_packed_are_refused():
@@ -190,6 +192,8 @@ def test_arrays_of_inconsistent_sizes_are_refused():
         {"starts": shard.starts.astype(np.int64)},
         {"weights": shard.weights.astype(np.float64)},
         {"places": shard.places.astype(np.int32)},
+        {"slopes": shard.scales[:-1]},
+        {"ceilings": np.zeros(0, np.uint8)},
     ]:
         with pytest.raises(ModelError, match="do not fit together"):
             _ = replace(shard, **change).native
@@ -197,17 +201,20 @@ def test_arrays_of_inconsistent_sizes_are_refused():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
-@pytest.mark.parametrize("split", [False, True])
-def test_damaged_arrays_cause_no_access_out_of_bounds(precision, density, split):
+@pytest.mark.parametrize("bounded", [False, True])
+def test_damaged_arrays_cause_no_access_out_of_bounds(precision, density, bounded):
     """Flips bits in data that is read without a check; a sanitizer watches the accesses."""
     rng = np.random.default_rng(4)
-    shard = some_shard(precision, density=density, split=split)
+    shard = some_shard(precision, density=density, bounded=bounded)
     X = random_csr(rng, 20, 50, 0.5)
     refused = 0
     for _ in range(200):
         arrays = {}
-        for name in ("starts", "places", "weights", "scales", "bias"):
-            array = getattr(shard, name).copy()
+        for name, array in shard.arrays.items():
+            if name.startswith("label"):
+                arrays[name] = array
+                continue
+            array = array.copy()
             raw = array.view(np.uint8).reshape(-1)
             if len(raw):
                 raw[rng.integers(0, len(raw), 3)] ^= np.uint8(1 << rng.integers(0, 8))

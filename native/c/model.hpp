@@ -76,16 +76,30 @@ class ShardFile {
   }
   template <typename Code>
   score::Shard<Code> view(std::string_view type) const {
-    const auto shape = arrays_.shape("starts");
-    if (shape.size() != 2 || shape[0] < 1 || (shape[1] != 2 && shape[1] != 4))
-      throw std::invalid_argument("starts must be two or four for each feature, and the ends");
-    const auto starts = arrays_.get<std::uint32_t>("starts", "U32");
-    return {arrays_.get<float>("scales", "F32"),
-            arrays_.get<float>("bias", "F32"),
-            {reinterpret_cast<const score::Start*>(starts.data()), starts.size() / 2},
-            arrays_.get<std::uint16_t>("places", "U16"),
-            arrays_.get<Code>("weights", type),
-            shape[1] == 4};
+    score::Shard<Code> shard = {
+        arrays_.get<float>("scales", "F32"), arrays_.get<float>("bias", "F32"),
+        pairs<score::Start, std::uint32_t>("starts", "U32"),
+        arrays_.get<std::uint16_t>("places", "U16"), arrays_.get<Code>("weights", type)};
+    if (shard.starts.empty()) throw std::invalid_argument("starts must have the ends");
+    if (arrays_.has("ceilings")) {
+      shard.ceilings = {pairs<score::Start, std::uint32_t>("ceiling_starts", "U32"),
+                        pairs<score::Range, float>("ceiling_ranges", "F32"),
+                        arrays_.get<std::uint16_t>("ceiling_places", "U16"),
+                        arrays_.get<std::uint8_t>("ceilings", "U8")};
+      if (shard.ceilings.starts.size() != shard.starts.size() ||
+          shard.ceilings.ranges.size() + 1 != shard.starts.size())
+        throw std::invalid_argument("ceilings must have starts and a range for each feature");
+    }
+    return shard;
+  }
+  /// An array of two columns.
+  template <typename Pair, typename T>
+  std::span<const Pair> pairs(const std::string& name, std::string_view type) const {
+    const auto shape = arrays_.shape(name);
+    if (shape.size() != 2 || shape[1] != 2)
+      throw std::invalid_argument(name + " must have two columns");
+    const auto all = arrays_.get<T>(name, type);
+    return {reinterpret_cast<const Pair*>(all.data()), all.size() / 2};
   }
 
   ArrayFile arrays_;

@@ -147,16 +147,17 @@ inline bool few_open(const Shard<Code>& shard, std::span<const Term<Code>> terms
   if (n_open == 0) return true;
   if (lookup == 0) return false;
   std::int64_t looking = 0, adding = 0;
-  for (const auto& [list, value, lifts] : terms) {
+  const bool bounded = !shard.ceilings.empty();
+  for (const auto& [list, value] : terms) {
     const std::int64_t count = std::ssize(list.weights);
     if (count == 0) continue;
-    const bool walked = list.dense && !shard.split;
+    const bool walked = list.dense && !bounded;
     looking += walked ? n_words / 8 + 4 * n_open : n_open * lookup;
-    if (lifts) adding += list.dense ? n_words : count / 3;
+    adding += (list.dense ? n_words : count / 3) / (bounded ? 8 : 1);
   }
   // Bounds are computed for all groups, and about as many classifiers looked up as there are
   // places.
-  if (shard.split) adding += n_words + lookup * std::ssize(terms) * static_cast<std::int64_t>(k);
+  if (bounded) adding += n_words + lookup * std::ssize(terms) * static_cast<std::int64_t>(k);
   return looking <= adding;
 }
 
@@ -180,7 +181,7 @@ inline std::int64_t count_bits(const std::uint16_t* words, std::int64_t n_words)
   return count;
 }
 
-/// sums += value · weight for the given classifiers, ascending, of a shard that is not split.
+/// sums += value · weight for the given classifiers, ascending, of a shard without ceilings.
 template <typename Code>
 inline void add_some(const Shard<Code>& shard, const Term<Code>& term,
                      std::span<const std::int64_t> rows, float* sums) {
@@ -208,7 +209,7 @@ template <typename Code>
 inline void enter_few(const Shard<Code>& shard, const Labels& of, std::span<const Term<Code>> terms,
                       float bias, Open open, float* sums, std::span<Place> heap,
                       Scratch<Code>& scratch) {
-  if (!shard.split) {
+  if (shard.ceilings.empty()) {
     auto& rows = scratch.rows;
     rows.clear();
     each_open(open, [&](std::int64_t row) { rows.push_back(row); });

@@ -19,15 +19,14 @@ using score::Packed;
 
 using AnyPacked = std::variant<Packed<float>, Packed<Half>, Packed<Mini>>;
 
-AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t n_features,
-                bool split) {
+AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t n_features) {
   if (n_rows < 0 || n_rows > score::kShardRows)
     throw std::invalid_argument("too many labels in a shard");
   if (n_features < 0 || n_features >= std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("n_features out of range");
-  if (precision == "float32") return Packed<float>(n_rows, n_features, split);
-  if (precision == "float16") return Packed<Half>(n_rows, n_features, split);
-  if (precision == "float8") return Packed<Mini>(n_rows, n_features, split);
+  if (precision == "float32") return Packed<float>(n_rows, n_features);
+  if (precision == "float16") return Packed<Half>(n_rows, n_features);
+  if (precision == "float8") return Packed<Mini>(n_rows, n_features);
   throw std::invalid_argument("precision must be float32, float16 or float8");
 }
 
@@ -35,8 +34,8 @@ AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t 
 /// `take_in`, and `count` for all features; then it provides the arrays, and the pieces are placed.
 class Packer {
  public:
-  Packer(const std::string& precision, std::int64_t n_rows, std::int64_t n_features, bool split)
-      : shard_(empty(precision, n_rows, n_features, split)) {}
+  Packer(const std::string& precision, std::int64_t n_rows, std::int64_t n_features)
+      : shard_(empty(precision, n_rows, n_features)) {}
 
   void begin(std::int64_t first, const Vector<std::int64_t>& sizes) {
     std::visit([&](auto& s) { score::begin_piece(s, first, view(sizes)); }, shard_);
@@ -86,7 +85,7 @@ class Packer {
           score::add_ranks(s);
           s.piece = {};
           return nb::make_tuple(owned(std::move(s.scales)), owned(std::move(s.bias)),
-                                owned<std::uint32_t>(std::move(s.starts), s.split ? 4 : 2));
+                                owned<std::uint32_t>(std::move(s.starts), 2));
         },
         shard_);
     arrays_.reset();
@@ -104,8 +103,8 @@ class Packer {
 
 void packing(nb::module_& m) {
   nb::class_<Packer>(m, "Packer")
-      .def(nb::init<const std::string&, std::int64_t, std::int64_t, bool>(), "precision"_a,
-           "n_rows"_a, "n_features"_a, "split"_a)
+      .def(nb::init<const std::string&, std::int64_t, std::int64_t>(), "precision"_a, "n_rows"_a,
+           "n_features"_a)
       .def("begin", &Packer::begin, "first"_a, "sizes"_a)
       .def("take_in", &Packer::take_in, "to"_a, "rows"_a, "indptr"_a, "indices"_a, "data"_a,
            nb::call_guard<nb::gil_scoped_release>())

@@ -1,7 +1,9 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <type_traits>
@@ -22,6 +24,7 @@ namespace {
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Starts = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Ranges = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Codes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
@@ -44,18 +47,36 @@ class Handle {
   }
 
   Handle(Vector<std::int32_t> labels, Vector<std::int32_t> label_starts, Vector<float> scales,
-         Vector<float> bias, Starts starts, Vector<std::uint16_t> places, Codes weights)
+         Vector<float> bias, Starts starts, Vector<std::uint16_t> places, Codes weights,
+         std::optional<Starts> ceiling_starts, std::optional<Ranges> ceiling_ranges,
+         std::optional<Vector<std::uint16_t>> ceiling_places,
+         std::optional<Vector<std::uint8_t>> ceilings, std::optional<Vector<float>> slopes)
       : labels_(std::move(labels)),
         label_starts_(std::move(label_starts)),
         scales_(std::move(scales)),
         bias_(std::move(bias)),
         starts_(std::move(starts)),
         places_(std::move(places)),
-        weights_(std::move(weights)) {
+        weights_(std::move(weights)),
+        ceiling_starts_(std::move(ceiling_starts)),
+        ceiling_ranges_(std::move(ceiling_ranges)),
+        ceiling_places_(std::move(ceiling_places)),
+        ceilings_(std::move(ceilings)),
+        slopes_(std::move(slopes)) {
     if (scales_.size() != bias_.size() || std::ssize(view(scales_)) > score::kShardRows)
       throw std::invalid_argument("scales and bias must have an entry for each classifier");
-    if (starts_.shape(0) < 1 || (starts_.shape(1) != 2 && starts_.shape(1) != 4))
-      throw std::invalid_argument("starts must be two or four for each feature, and the ends");
+    if (starts_.shape(0) < 1 || starts_.shape(1) != 2)
+      throw std::invalid_argument("starts must be two for each feature, and the ends");
+    const bool bounded = ceilings_.has_value();
+    if (ceiling_starts_.has_value() != bounded || ceiling_ranges_.has_value() != bounded ||
+        ceiling_places_.has_value() != bounded)
+      throw std::invalid_argument("ceilings need all of their arrays");
+    if (bounded &&
+        (ceiling_starts_->shape(0) != starts_.shape(0) || ceiling_starts_->shape(1) != 2 ||
+         ceiling_ranges_->shape(0) + 1 != starts_.shape(0) || ceiling_ranges_->shape(1) != 2))
+      throw std::invalid_argument("ceilings must have starts and a range for each feature");
+    if (slopes_ && slopes_->size() != scales_.size())
+      throw std::invalid_argument("slopes must have an entry for each classifier");
     score::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
     for (const std::int32_t label : view(labels_)) highest_label_ = std::max(highest_label_, label);
     visit([](const auto&) {});  // throws if the type of the weights is unknown
@@ -68,13 +89,21 @@ class Handle {
  private:
   template <typename Code>
   score::Shard<Code> shard() const {
-    const auto* starts = reinterpret_cast<const score::Start*>(starts_.data());
-    return {view(scales_),
-            view(bias_),
-            {starts, starts_.size() / 2},
-            view(places_),
-            {static_cast<const Code*>(weights_.data()), weights_.size()},
-            starts_.shape(1) == 4};
+    score::Shard<Code> shard = {view(scales_),
+                                view(bias_),
+                                pairs<score::Start>(starts_),
+                                view(places_),
+                                {static_cast<const Code*>(weights_.data()), weights_.size()}};
+    if (ceilings_)
+      shard.ceilings = {pairs<score::Start>(*ceiling_starts_),
+                        pairs<score::Range>(*ceiling_ranges_), view(*ceiling_places_),
+                        view(*ceilings_)};
+    if (slopes_) shard.slopes = view(*slopes_);
+    return shard;
+  }
+  template <typename Pair>
+  static std::span<const Pair> pairs(const auto& array) {
+    return {reinterpret_cast<const Pair*>(array.data()), array.size() / 2};
   }
 
   Vector<std::int32_t> labels_, label_starts_;
@@ -82,6 +111,11 @@ class Handle {
   Starts starts_;
   Vector<std::uint16_t> places_;
   Codes weights_;
+  std::optional<Starts> ceiling_starts_;
+  std::optional<Ranges> ceiling_ranges_;
+  std::optional<Vector<std::uint16_t>> ceiling_places_;
+  std::optional<Vector<std::uint8_t>> ceilings_;
+  std::optional<Vector<float>> slopes_;
   std::int32_t highest_label_ = -1;
 };
 
@@ -124,12 +158,24 @@ nb::tuple unpack(const Handle& handle) {
   return owned(std::move(rows));
 }
 
+/// The arrays of the ceilings of a shard's weights.
+nb::tuple ceilings(const Handle& handle) {
+  score::OwnedCeilings made;
+  {
+    nb::gil_scoped_release release;
+    made = handle.visit([](const auto& shard) { return score::ceilings_of(shard); });
+  }
+  return nb::make_tuple(owned<std::uint32_t>(std::move(made.starts), 2),
+                        owned<float>(std::move(made.ranges), 2), owned(std::move(made.places)),
+                        owned(std::move(made.codes)));
+}
+
 // -- cutting -------------------------------------------------------------------------------------
 
 /// The arrays of the shard (without labels) made of the classifiers that several shards of equal
 /// precision send to it; its weights are returned as bytes.
 nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector<std::int32_t>>& to,
-              std::int64_t n_rows, bool split) {
+              std::int64_t n_rows) {
   if (shards.empty() || shards.size() != to.size())
     throw std::invalid_argument("every shard must say where its classifiers go");
   if (n_rows < 0 || n_rows > score::kShardRows)
@@ -143,10 +189,10 @@ nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector
       std::vector<score::Source<Code>> sources;
       for (std::size_t i = 0; i < from.size(); ++i) sources.emplace_back(from[i], view(to[i]));
       const std::span<const score::Source<Code>> all(sources);
-      made = score::cut_shards(all, n_features, n_rows, split);
+      made = score::cut_shards(all, n_features, n_rows);
     }
     return nb::make_tuple(owned(std::move(made.scales)), owned(std::move(made.bias)),
-                          owned<std::uint32_t>(std::move(made.starts), split ? 4 : 2),
+                          owned<std::uint32_t>(std::move(made.starts), 2),
                           owned(std::move(made.places)),
                           owned<std::uint8_t>(std::move(made.weights)));
   });
@@ -245,10 +291,14 @@ nb::tuple explain(const Handle& handle, std::int64_t classifier, const Vector<st
 void shards(nb::module_& m) {
   nb::class_<Handle>(m, "Shard")
       .def(nb::init<Vector<std::int32_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
-                    Starts, Vector<std::uint16_t>, Codes>(),
+                    Starts, Vector<std::uint16_t>, Codes, std::optional<Starts>,
+                    std::optional<Ranges>, std::optional<Vector<std::uint16_t>>,
+                    std::optional<Vector<std::uint8_t>>, std::optional<Vector<float>>>(),
            "labels"_a.noconvert(), "label_starts"_a.noconvert(), "scales"_a.noconvert(),
            "bias"_a.noconvert(), "starts"_a.noconvert(), "places"_a.noconvert(),
-           "weights"_a.noconvert());
+           "weights"_a.noconvert(), "ceiling_starts"_a.noconvert() = nb::none(),
+           "ceiling_ranges"_a.noconvert() = nb::none(), "ceiling_places"_a.noconvert() = nb::none(),
+           "ceilings"_a.noconvert() = nb::none(), "slopes"_a.noconvert() = nb::none());
   nb::class_<AllowedLabels>(m, "AllowedLabels")
       .def(nb::init<Vector<std::uint8_t>, Vector<std::uint16_t>>(), "bits"_a.noconvert(),
            "open"_a.noconvert())
@@ -257,12 +307,13 @@ void shards(nb::module_& m) {
            "label_starts"_a.noconvert(), "labels"_a.noconvert(), "starts"_a.noconvert(),
            "classifiers"_a.noconvert());
   m.attr("shard_rows") = score::kShardRows;
-  m.attr("split_rows") = score::kSplitRows;
+  m.attr("bounded_rows") = score::kBoundedRows;
   m.def("unpack", &unpack, "shard"_a);
   m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = score::kLookup,
         "allowed"_a = nb::none());
-  m.def("cut", &cut, "shards"_a, "to"_a, "n_rows"_a, "split"_a);
+  m.def("ceilings", &ceilings, "shard"_a);
+  m.def("cut", &cut, "shards"_a, "to"_a, "n_rows"_a);
   m.def("explain", &explain, "shard"_a, "classifier"_a, "indptr"_a, "indices"_a, "data"_a);
   m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "out"_a.noconvert());

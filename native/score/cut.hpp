@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -74,10 +72,10 @@ inline void collect(const Source<Code>& source, const typename Shard<Code>::List
   }
 }
 
-/// Appends the weights of one part of a feature, in the order of their classifiers.
+/// Appends the weights of a feature, in the order of their classifiers.
 template <typename Code>
-inline void append_part(std::span<const NewWeight<Code>> found, const Layout& layout,
-                        Cut<Code>& cut) {
+inline void append_feature(std::span<const NewWeight<Code>> found, const Layout& layout,
+                           Cut<Code>& cut) {
   for (const auto& [row, code] : found) cut.weights.push_back(code);
   const auto begin = cut.places.size();
   cut.places.resize(begin + layout.n_places(std::ssize(found)));
@@ -88,12 +86,7 @@ inline void append_part(std::span<const NewWeight<Code>> found, const Layout& la
   } else {
     for (const auto& [row, code] : found)
       places[row / kGroup] |= static_cast<std::uint16_t>(1U << row % kGroup);
-    std::uint16_t* const ranks = places + layout.n_words;
-    for (std::int64_t rank = 1; rank < layout.n_ranks; ++rank) {
-      ranks[rank] = ranks[rank - 1];
-      for (std::int64_t i = (rank - 1) * kRankWords; i < rank * kRankWords; ++i)
-        ranks[rank] += static_cast<std::uint16_t>(std::popcount(places[i]));
-    }
+    add_ranks(layout, places);
   }
   if (std::max(cut.weights.size(), cut.places.size()) > std::numeric_limits<std::uint32_t>::max())
     throw std::invalid_argument("too many weights in a shard");
@@ -105,8 +98,8 @@ inline void append_part(std::span<const NewWeight<Code>> found, const Layout& la
 /// send to it. Each must be sent exactly once.
 template <typename Code>
 inline Cut<Code> cut_shards(std::span<const Source<Code>> sources, std::int64_t n_features,
-                            std::int64_t n_rows, bool split) {
-  const Layout layout(n_rows, split);
+                            std::int64_t n_rows) {
+  const Layout layout(n_rows);
   Cut<Code> cut;
   cut.scales.resize(n_rows);
   cut.bias.resize(n_rows);
@@ -125,25 +118,15 @@ inline Cut<Code> cut_shards(std::span<const Source<Code>> sources, std::int64_t 
     throw std::invalid_argument("every classifier of a shard must come from one other");
 
   const auto by_row = [](const auto& a, const auto& b) { return a.row < b.row; };
-  std::vector<NewWeight<Code>> found, below;
-  cut.starts.reserve((n_features + 1) * parts_of(split));
+  std::vector<NewWeight<Code>> found;
+  cut.starts.reserve(n_features + 1);
   cut.starts.push_back({0, 0});
   for (std::int64_t feature = 0; feature < n_features; ++feature) {
     found.clear();
-    for (const auto& source : sources)
-      for (std::int64_t part = 0; part < source.shard.n_parts(); ++part)
-        collect(source, source.shard.list(feature, part), found);
+    for (const auto& source : sources) collect(source, source.shard.list(feature), found);
     if (!std::ranges::is_sorted(found, by_row)) std::ranges::sort(found, by_row);
-    below.clear();
-    if (split) {
-      std::ranges::copy_if(found, std::back_inserter(below),
-                           [](const auto& one) { return std::signbit(decode(one.code)); });
-      std::erase_if(found, [](const auto& one) { return std::signbit(decode(one.code)); });
-    }
-    append_part(std::span<const NewWeight<Code>>(found), layout, cut);
-    if (split) append_part(std::span<const NewWeight<Code>>(below), layout, cut);
+    append_feature(std::span<const NewWeight<Code>>(found), layout, cut);
   }
-  if (split) cut.starts.push_back(cut.starts.back());  // one end per part
   cut.weights.resize(cut.weights.size() + kGroup);
   return cut;
 }

@@ -36,12 +36,11 @@ inline float* sums(std::int64_t n_words) {
   return memory.front().sums;
 }
 
-/// One part of one of the row's features, and the value that its weights are multiplied by.
+/// One of the row's features, and the value that its weights are multiplied by.
 template <typename Code>
 struct Term {
   typename Shard<Code>::List list;
   float value;
-  bool lifts;  // whether its products can be positive
 };
 
 /// How far ahead codes are prefetched: hardware prefetchers stop at the end of a page.
@@ -53,9 +52,9 @@ template <typename Code>
 class Ahead {
  public:
   Ahead() = default;
-  /// Lists of the terms that lift, or of all terms; lists of bits have `n_words` words.
-  Ahead(std::span<const Term<Code>> terms, bool lifting, std::int64_t n_words)
-      : terms_(terms), n_words_(n_words), lifting_(lifting) {}
+  /// Lists of bits have `n_words` words.
+  Ahead(std::span<const Term<Code>> terms, std::int64_t n_words)
+      : terms_(terms), n_words_(n_words) {}
 
   void fetch() {
     if (at_ >= end_ && !turn()) return;
@@ -67,17 +66,15 @@ class Ahead {
   /// Continues with the places of the list, or with the weights of the next one.
   bool turn() {
     while (!terms_.empty()) {
-      const auto& [list, value, lifts] = terms_.front();
+      const auto& list = terms_.front().list;
       const std::int64_t count = std::ssize(list.weights);
-      if (!places_ && (!lifting_ || lifts)) {
-        places_ = true;
+      places_ = !places_;
+      if (places_) {
         // Those beyond kAhead are prefetched while the list is added.
         set(list.weights.data(), list.dense ? std::min(count, kAhead) : count);
       } else {
-        const bool read = places_;
-        places_ = false;
         terms_ = terms_.subspan(1);
-        if (read) set(list.places, list.dense ? n_words_ : count);
+        set(list.places, list.dense ? n_words_ : count);
       }
       if (at_ < end_) return true;
     }
@@ -91,7 +88,7 @@ class Ahead {
 
   std::span<const Term<Code>> terms_;
   std::int64_t n_words_ = 0;
-  bool lifting_ = false, places_ = false;
+  bool places_ = false;  // whether those of the first term come next
   const char *at_ = nullptr, *end_ = nullptr;
 };
 
@@ -149,7 +146,7 @@ inline void add_dense(std::span<const Code> weights, const std::uint16_t* __rest
 
 /// Finds the terms of a row; returns the value of its bias feature. This is the only step that can
 /// fail on a damaged file, and it happens while the sums are still 0. The lists are fetched from
-/// memory before the first one is added.
+/// memory before the first one is added, or the ceilings if there are any.
 template <typename Code>
 inline float find_terms(const Shard<Code>& shard, const Csr& rows, std::int64_t row,
                         std::vector<Term<Code>>& terms) {
@@ -158,17 +155,19 @@ inline float find_terms(const Shard<Code>& shard, const Csr& rows, std::int64_t 
   float bias = 0;
   if (end > begin && rows.indices[end - 1] == shard.n_features()) bias = rows.values[--end];
   terms.clear();
-  for (std::int64_t e = begin; e < end; ++e)
-    __builtin_prefetch(&shard.starts[rows.indices[e] * shard.n_parts()]);
-  for (std::int64_t e = begin; e < end; ++e)
-    for (std::int64_t part = 0; part < shard.n_parts(); ++part) {
-      const float value = rows.values[e];
-      const bool lifts = !shard.split || (part == 0) == (value >= 0);
-      terms.push_back({shard.list(rows.indices[e], part), value, lifts});
-      if (!lifts) continue;
-      __builtin_prefetch(terms.back().list.weights.data());
-      __builtin_prefetch(terms.back().list.places);
-    }
+  const bool bounded = !shard.ceilings.empty();
+  for (std::int64_t e = begin; e < end; ++e) {
+    __builtin_prefetch(&shard.starts[rows.indices[e]]);
+    if (!bounded) continue;
+    __builtin_prefetch(&shard.ceilings.starts[rows.indices[e]]);
+    __builtin_prefetch(&shard.ceilings.ranges[rows.indices[e]]);
+  }
+  for (std::int64_t e = begin; e < end; ++e) {
+    terms.push_back({shard.list(rows.indices[e]), rows.values[e]});
+    if (bounded) continue;
+    __builtin_prefetch(terms.back().list.weights.data());
+    __builtin_prefetch(terms.back().list.places);
+  }
   return bias;
 }
 
@@ -185,7 +184,7 @@ inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums,
 #if defined(DISMEC_WIDE_CODES)
 
 /// The same as `add_term` for several dense terms in turn, but reads and writes the sums only once.
-/// The array must hold as many codes as a part can have bits, whatever the bits say.
+/// The array must hold as many codes as a feature can have bits, whatever the bits say.
 template <int n, typename Code>
 inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_words,
                                float* __restrict sums, Ahead<Code>& ahead) {
@@ -222,11 +221,10 @@ inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_wo
 
 #endif
 
-/// sums += value · weight for the terms that lift, or for all terms, in order. `ahead` prefetches
-/// what is needed later.
+/// sums += value · weight for all terms, in order. `ahead` prefetches what is needed later.
 template <typename Code>
-inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, bool lifting,
-                      float* sums, Ahead<Code> ahead = {}) {
+inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, float* sums,
+                      Ahead<Code> ahead = {}) {
   const std::int64_t n_words = shard.n_words();
 #if defined(DISMEC_WIDE_CODES)
   constexpr std::size_t together = 4;
@@ -240,7 +238,7 @@ inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> term
     n = 0;
   };
   for (const auto& term : terms) {
-    if ((lifting && !term.lifts) || term.list.weights.empty()) continue;
+    if (term.list.weights.empty()) continue;
     const auto behind = shard.weights.data() + shard.weights.size() - term.list.weights.data();
     // Non-finite values must not be multiplied by the zeros of missing weights.
     if (term.list.dense && behind >= (n_words + 1) * kGroup && std::isfinite(term.value)) {
@@ -253,8 +251,7 @@ inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> term
   }
   add_waiting();
 #else
-  for (const auto& term : terms)
-    if (!lifting || term.lifts) add_term(term, n_words, sums, ahead);
+  for (const auto& term : terms) add_term(term, n_words, sums, ahead);
 #endif
 }
 
@@ -287,27 +284,6 @@ inline float highest_score(const Shard<Code>& shard, float bias, const float* su
   for (std::int64_t row = start; row < start + kGroup; row += kWide) {
     const Wide scores = scores_of(shard, bias, sums, row);
     const Wide known = scores < HUGE_VALF ? scores : Wide{} + HUGE_VALF;
-    best = best > known ? best : known;
-  }
-  return highest_of(best);
-}
-
-/// The same among the classifiers whose bit is set; −inf if there are none.
-template <typename Code>
-inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
-                           std::int64_t start, std::uint32_t open) {
-  if (open == 0) return -HUGE_VALF;
-  if (start + kGroup > shard.n_rows()) {
-    float highest = -HUGE_VALF;
-    for (std::int64_t row = start; row < shard.n_rows(); ++row)
-      if ((open >> (row - start) & 1) != 0)
-        highest = std::max(highest, at_most(score_of(shard, bias, sums[row], row)));
-    return highest;
-  }
-  Wide best = Wide{} - HUGE_VALF;
-  for (int lane = 0; lane < kGroup; lane += kWide) {
-    const Wide scores = scores_of(shard, bias, sums, start + lane);
-    const Wide known = only(open >> lane, scores < HUGE_VALF ? scores : Wide{} + HUGE_VALF);
     best = best > known ? best : known;
   }
   return highest_of(best);

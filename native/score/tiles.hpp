@@ -90,7 +90,7 @@ inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t be
       }
       std::int32_t& line = batch.line_of[feature];
       if (line < 0) {
-        const auto list = shard.list(feature, 0);
+        const auto list = shard.list(feature);
         line = static_cast<std::int32_t>(batch.used.size());
         batch.used.push_back(feature);
         const Code* const first = list.weights.data();
@@ -261,7 +261,7 @@ inline void enter_tile(const Shard<Code>& shard, const Among& among, std::int64_
   }
 }
 
-/// Lets the labels of a shard that is not split compete for the places of a batch's rows. `heaps`
+/// Lets the labels of a shard compete for the places of a batch's rows. `heaps`
 /// holds one heap of `k` places per row, ordered as for `compete`. `among` gives the labels allowed
 /// for each row.
 template <typename Code, typename Among>

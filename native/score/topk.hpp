@@ -82,23 +82,31 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
   std::vector<Place> heap(best.k);
   OpenWords words(among, shard.n_rows());
   // The next row's lists are prefetched while this row's are added.
-  float next_bias = begin < stop ? find_terms(shard, rows, begin, next) : 0.0f;
+  const bool bounded = !shard.ceilings.empty();
+  const auto prepare = [&](std::int64_t row) {
+    const float bias = find_terms(shard, rows, row, next);
+    if (bounded)
+      find_rises(shard, rows.columns(row), std::span<const Term<Code>>(next), scratch.next);
+    return bias;
+  };
+  float next_bias = begin < stop ? prepare(begin) : 0.0f;
   for (std::int64_t row = begin; row < stop; ++row) {
     const float bias = next_bias;
     std::swap(terms, next);
+    std::swap(scratch.rises, scratch.next);
     next.clear();
-    if (row + 1 < stop) next_bias = find_terms(shard, rows, row + 1, next);
+    if (row + 1 < stop) next_bias = prepare(row + 1);
     const std::span<const Term<Code>> own(terms);
-    const Ahead<Code> ahead(next, shard.split, shard.n_words());
+    const Ahead<Code> ahead(next, shard.n_words());
     best.read(row, heap);
     const Labels allowed = among.labels(of, row);
     const Open open = words.of(row);
     if (!open.all() && few_open(shard, own, open, lookup, best.k)) {
       enter_few(shard, allowed, own, bias, open, buffer, std::span(heap), scratch);
-    } else if (!shard.split || !enter_by_bounds(shard, allowed, own, bias, open, lookup, buffer,
-                                                std::span(heap), scratch, ahead)) {
-      if (shard.split) best.read(row, heap);
-      add_terms(shard, own, false, buffer, ahead);
+    } else if (!bounded || !enter_by_bounds(shard, allowed, own, bias, open, lookup,
+                                            std::span(heap), scratch)) {
+      if (bounded) best.read(row, heap);
+      add_terms(shard, own, buffer, ahead);
       if (!enter(shard, allowed, bias, buffer, std::span(heap))) continue;
     }
     best.write(row, heap);
@@ -110,7 +118,7 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
 template <typename Code>
 inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& rows,
                        std::int64_t lookup, const Allowed& among, const Ranking& best) {
-  if (shard.split || rows.n_rows() < kFewRows) {
+  if (!shard.ceilings.empty() || rows.n_rows() < kFewRows) {
     merge_rows(shard, of, rows, 0, rows.n_rows(), lookup, among, best);
     return;
   }
@@ -147,7 +155,7 @@ inline void dense_scores(const Shard<Code>& shard, const Labels& of, const Csr& 
   std::vector<Term<Code>> terms;
   for (std::int64_t i = 0; i < rows.n_rows(); ++i) {
     const float bias = find_terms(shard, rows, i, terms);
-    add_terms(shard, std::span<const Term<Code>>(terms), false, buffer);
+    add_terms(shard, std::span<const Term<Code>>(terms), buffer);
     float* line = out.data() + i * n_labels;
     for (std::int64_t row = 0; row < shard.n_rows(); ++row) {
       const float score = score_of(shard, bias, buffer[row], row);

@@ -182,6 +182,15 @@ inline Wide load(const float* from) {  // unaligned
   return numbers;
 }
 
+/// Whole numbers as floats.
+inline Wide widen(const std::uint16_t* from) {
+  std::uint16_t numbers __attribute__((vector_size(2 * kWide)));
+  std::memcpy(&numbers, from, sizeof(numbers));
+  using Integers = std::int32_t __attribute__((vector_size(4 * kWide)));
+  return std::bit_cast<Wide>(
+      __builtin_convertvector(__builtin_convertvector(numbers, Integers), Wide));
+}
+
 #if defined(DISMEC_WIDE_CODES)
 
 /// spread(bits, decode_wide(codes)).

@@ -8,7 +8,7 @@ isa: str
 def cpu_isas() -> list[str]: ...
 
 shard_rows: int
-split_rows: int
+bounded_rows: int
 features_per_non_zero: int
 
 class Watch:
@@ -27,10 +27,15 @@ class Shard:
         starts: NDArray[np.uint32],
         places: NDArray[np.uint16],
         weights: NDArray[Any],
+        ceiling_starts: NDArray[np.uint32] | None = None,
+        ceiling_ranges: NDArray[np.float32] | None = None,
+        ceiling_places: NDArray[np.uint16] | None = None,
+        ceilings: NDArray[np.uint8] | None = None,
+        slopes: NDArray[np.float32] | None = None,
     ) -> None: ...
 
 class Packer:
-    def __init__(self, precision: str, n_rows: int, n_features: int, split: bool) -> None: ...
+    def __init__(self, precision: str, n_rows: int, n_features: int) -> None: ...
     def begin(self, first: int, sizes: NDArray[np.int64]) -> None: ...
     def take_in(
         self,
@@ -69,8 +74,9 @@ class AllowedLabels:
         classifiers: NDArray[np.uint16],
     ) -> None: ...
 
+def ceilings(shard: Shard) -> tuple[NDArray[Any], ...]: ...
 def cut(
-    shards: list[Shard], to: list[NDArray[np.int32]], n_rows: int, split: bool
+    shards: list[Shard], to: list[NDArray[np.int32]], n_rows: int
 ) -> tuple[NDArray[Any], ...]: ...
 def unpack(
     shard: Shard,

@@ -82,13 +82,13 @@ def _cut_shard(
         own = table[:, 0] == number
         goes[table[own, 1]] = new[own]
         to.append(goes)
-    split = n_rows > kernels.split_rows
     with located("the model is damaged", ModelError, ValueError):
-        cut = kernels.cut([shards[number].native for number in used], to, n_rows, split)
+        cut = kernels.cut([shards[number].native for number in used], to, n_rows)
     scales, bias, feature_starts, places, weights = cut
     order = np.lexsort([table[:, 2], new])
     starts = np.zeros(n_rows + 1, np.int32)
     np.cumsum(np.bincount(new, minlength=n_rows), out=starts[1:])
     labels = table[order, 2].astype(np.int32)
     weights = weights.view(PRECISIONS[shards[used[0]].precision])
-    return Shard(labels, starts, scales, bias, feature_starts, places, weights)
+    made = Shard(labels, starts, scales, bias, feature_starts, places, weights)
+    return made.bounded(kernels.bounded_rows)

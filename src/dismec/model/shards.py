@@ -41,8 +41,8 @@ class Shard:
 
     The labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``, ascending;
     classifiers are in the order of their first labels. `starts` says where the weights and the
-    places of each feature begin, (n_features + 1, 2); if the shard is split, (n_features + 1, 4):
-    first for the positive weights, then for the negative ones.
+    places of each feature begin, (n_features + 1, 2). A large shard has ceilings, numbers that its
+    weights do not exceed.
     """
 
     labels: npt.NDArray[np.int32]
@@ -52,6 +52,11 @@ class Shard:
     starts: npt.NDArray[np.uint32]
     places: npt.NDArray[np.uint16]  # classifiers with a weight for the feature, or a bit for each
     weights: npt.NDArray[Any]  # one of `PRECISIONS`; to be multiplied by the classifier's scale
+    ceiling_starts: npt.NDArray[np.uint32] | None = None
+    ceiling_ranges: npt.NDArray[np.float32] | None = None
+    ceiling_places: npt.NDArray[np.uint16] | None = None
+    ceilings: npt.NDArray[np.uint8] | None = None
+    slopes: npt.NDArray[np.float32] | None = None  # what `rescaled` multiplied the scales by
 
     @property
     def precision(self) -> str:
@@ -63,11 +68,6 @@ class Shard:
         """Number of features, without the bias."""
         return len(self.starts) - 1
 
-    @property
-    def is_split(self) -> bool:
-        """Whether positive and negative weights are stored separately."""
-        return bool(self.starts.shape[1] == 4)
-
     @cached_property
     def nnz(self) -> int:
         """Number of stored weights, plus that of nonzero biases."""
@@ -76,7 +76,8 @@ class Shard:
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: array for name, array in named.items() if array is not None}
 
     @cached_property
     def native(self) -> Any:
@@ -95,14 +96,24 @@ class Shard:
         check_precision(precision)
         to = np.arange(len(self.scales), dtype=np.int32)
         arrays = _block_rows(len(to), rows, self.n_features)
-        packer = kernels.Packer(precision, len(to), self.n_features, split=self.is_split)
+        packer = kernels.Packer(precision, len(to), self.n_features)
 
         def bring(_: int) -> None:
             packer.begin(0, np.diff(arrays.indptr))
             packer.take_in(to, to, *arrays)
 
         packed = _packed(packer, precision, self.n_features, 1, bring)
-        return Shard(self.labels, self.label_starts, *packed)
+        made = Shard(self.labels, self.label_starts, *packed)
+        return made if self.ceilings is None else made.bounded()
+
+    def bounded(self, beyond: int = 0) -> Shard:
+        """Return the shard with ceilings if it has more classifiers than `beyond`."""
+        if len(self.scales) <= beyond:
+            return self
+        with located("the model is damaged", ModelError, ValueError):
+            made = kernels.ceilings(self.native)
+        names = ("ceiling_starts", "ceiling_ranges", "ceiling_places", "ceilings")
+        return replace(self, **dict(zip(names, made, strict=True)))
 
     @property
     def leaders(self) -> npt.NDArray[np.int32]:
@@ -124,7 +135,8 @@ class Shard:
             biases = (own.astype(np.float64) * slopes + offsets).astype(np.float32)
         if not (np.isfinite(biases) & np.isfinite(scales) & (scales > 0)).all():
             raise ModelError("weights are too large or too small for the calibration curves")
-        return replace(self, scales=scales, bias=biases)
+        # Products that were rounded because they are tiny have slightly other slopes.
+        return replace(self, scales=scales, bias=biases, slopes=scales / self.scales)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.arrays
@@ -199,9 +211,7 @@ class Packing:
         """Assemble a shard; several threads may do so at the same time, until `stop` is called."""
         begin, end = self._ranges[number]
         n_rows = end - begin
-        packer = kernels.Packer(
-            self._precision, n_rows, self._n_features, split=n_rows > kernels.split_rows
-        )
+        packer = kernels.Packer(self._precision, n_rows, self._n_features)
         sizes = self._classifiers.sizes[begin:end]
         pieces = list(_cuts(sizes, n_rows, _PIECE_WEIGHTS))
         with thread_map(threads) as run:
@@ -216,7 +226,7 @@ class Packing:
             packed = _packed(
                 packer, self._precision, self._n_features, len(pieces), bring, run, threads
             )
-        return Shard(*self._classifiers.labels(begin, end), *packed)
+        return Shard(*self._classifiers.labels(begin, end), *packed).bounded(kernels.bounded_rows)
 
     def stop(self) -> None:
         """Make `shard` raise `InterruptedError` in all threads."""

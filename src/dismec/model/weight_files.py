@@ -223,7 +223,7 @@ def read_shard(
     except TypeError:
         raise ModelError(f"{path}: the arrays are not those of a shard") from None
     sizes_fit = (
-        shard.starts.shape in ((n_features + 1, 2), (n_features + 1, 4))
+        shard.starts.shape == (n_features + 1, 2)
         and shard.labels.shape == (receipt.n_labels,)
         and shard.weights.dtype == PRECISIONS.get(receipt.precision)
         and shard.weights.ndim == 1
