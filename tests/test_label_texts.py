@@ -356,6 +356,10 @@ def test_commands_describe_predict_and_explain(data, tmp_path):
     more.write_text("crates\n")
     added = json.loads(ok("add-labels", model, "--label-texts", more, "--json"))
     assert added["names"] == ["crates"]
+    numeric = tmp_path / "numeric.txt"
+    numeric.write_text("2 3 1\n0 0:1\n 1:1\n")
+    result = run("train", numeric, "-o", tmp_path / "no", "--label-texts", "names")
+    assert "--label-texts is for texts, but" in result.output
     result = run("add-labels", model)
     assert result.exit_code == 2
     assert "give either DATA or --label-texts" in result.output

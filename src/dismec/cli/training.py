@@ -213,20 +213,19 @@ def train(
         raise click.UsageError(f"{option} requires --dense")
     if reading.dense is not None and bool(validation) != bool(validation_dense):
         raise click.UsageError("with --dense, --validation requires --validation-dense")
-    if encoder is not None and reading.dense is not None:
-        raise click.UsageError("--encoder cannot be combined with --dense")
+    for name, value in (("encoder", encoder), ("label-texts", label_texts)):
+        if value is not None and reading.dense is not None:
+            raise click.UsageError(f"--{name} cannot be combined with --dense")
     of_texts = {name: given.pop(name) for name in _TEXT_OPTIONS}
+    of_texts |= {"encoder": encoder, "label_texts": label_texts}
     file = None
     if data_on_workers:
-        others = {"pair_weights": pair_weights, "validation": validation, "encoder": encoder}
-        others |= of_texts
-        _check_on_workers(cluster, reading, others)
+        others = {"pair_weights": pair_weights, "validation": validation}
+        _check_on_workers(cluster, reading, others | of_texts)
     else:
         check_output(model, overwrite)
         file = reading.look(data)
     is_text = file is not None and file.is_texts
-    if encoder is not None and not is_text:
-        raise click.UsageError(f"--encoder is for texts, but {file} holds numeric data")
     params = _training_params(given, is_text and not dense_only)
     text = None if file is None else _text_params(of_texts, file, dense_only)
     begin = time.perf_counter()
@@ -355,8 +354,9 @@ def _text_params(of_texts: dict[str, Any], data: DataFile, dense_only: bool) -> 
         option = min(given).replace("_", "-")
         why = "which --dense-only ignores" if data.is_texts else f"but {data} holds numeric data"
         raise click.UsageError(f"--{option} is for texts, {why}")
+    terms = {key: value for key, value in given.items() if key in _TEXT_OPTIONS}
     try:
-        return TextParams(**given) if given else None
+        return TextParams(**terms) if terms else None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
