@@ -120,13 +120,11 @@ def _print_curve(
     as_json: bool,
 ) -> None:
     from dismec.model.opening import open_model
-    from dismec.report.figures import check_drawing, draw_pruning
+    from dismec.report.figures import draw_pruning
     from dismec.report.pruning_curve import pruning_curve
 
     model = open_model(path)
     X, Y, _ = reading.rows_of(model, reading.look(data), threads)
-    if plot:
-        check_drawing()
     table = pruning_curve(model, X, Y, deltas, ks=ks, threads=threads)
     if plot:
         plot.write_bytes(draw_pruning(table))

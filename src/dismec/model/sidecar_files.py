@@ -145,9 +145,7 @@ def _parse_labels(arrays: Arrays, manifest: Manifest) -> LabelTable:
         raise ModelError(f"the idf does not fit {counted(n_features, 'feature')}")
     names, texts = (_parse_texts(arrays, kind, n_labels) for kind in ("names", "texts"))
     described = arrays.get("described")
-    if (described is None) != (texts is None) or (
-        described is not None and (described.shape != (n_labels,) or described.dtype != np.uint8)
-    ):
+    if described is not None and described.astype(np.uint8).shape != (n_labels,):
         raise ModelError(f"the label texts do not fit {counted(n_labels, 'label')}")
     return LabelTable(counts, names, idf, texts, None if described is None else described > 0)
 

@@ -23,7 +23,6 @@ from dismec.training.job import Job, Mask
 
 _SCORES = np.linspace(-1.0, -0.2, 9)  # of labels without rows, from no match to a good one
 WEIGHTS = (0.0, 0.2, 0.35, 0.5, 0.65, 0.8, 1.0)
-_DEPTH = 5
 _LEAST_DEPTH = 2  # at a depth of 1, a sample of the labels prefers other weights than all do
 
 
@@ -32,8 +31,7 @@ def with_label_texts(model: Model, job: Job, weight: float | None) -> Model:
     added = job.added(weight, model.transform.n_columns)
     trained = np.repeat(model.label_counts > 0, np.diff(added.indptr))
     added.data = np.where(trained, added.data, np.float32(0))
-    labels, weights = np.arange(model.n_labels), plus(model.weights, added)
-    blocks = [(labels, weights)]
+    blocks = [(np.arange(model.n_labels), plus(model.weights, added))]
     shards = list(pack(blocks, model.transform.n_columns, model.precision, model.label_counts))
     return Model.from_shards(model.manifest, model.transform, model.parts, shards)
 
@@ -46,26 +44,24 @@ def choose_text_weight(
     `plain` and `described` are trained without and with the texts as rows. `share` is the share of
     all labels that they have.
     """
-    k = max(_LEAST_DEPTH, int(np.ceil(_DEPTH * share)))
+    k = max(_LEAST_DEPTH, int(np.ceil(5 * share)))
     metric = f"nDCG@{k}"
 
-    def judged(model: Model) -> dict[str, Any]:
+    def judged(model: Model) -> tuple[float, Any, Any]:
         top, _ = model.predict_topk(judge.X, k, rank="score", threads=threads)
         truth = Truth.align(judge.Y, model.label_counts, job.problem.n_rows)
-        reached, attainable = truth.shares(top, [k])[metric]
         quality = truth.metrics(top, [k], judge.weights)[metric]
-        return {"quality": quality, "reached": reached, "attainable": attainable}
+        return quality, *truth.shares(top, [k])[metric]
 
-    before = judged(plain)
-    found = [(weight, with_label_texts(described, job, weight)) for weight in WEIGHTS]
-    results = [judged(model) for _, model in found]
-    best = max(range(len(found)), key=lambda place: results[place]["quality"])
-    gain = results[best]["quality"] - before["quality"]
-    shares = results[best]["reached"] - before["reached"], before["attainable"]
-    margin = paired_margin(*shares, judge.weights)
-    effect = {"metric": metric, "gain": round(gain, 2), "margin": round(margin, 2)}
-    weight, model = found[best] if gain > margin / 2 else (None, plain)
-    return job.with_text_weight({"weight": weight, **effect}), model
+    before, reached, attainable = judged(plain)
+    results = [judged(with_label_texts(described, job, weight)) for weight in WEIGHTS]
+    quality, best = max((result[0], -place) for place, result in enumerate(results))
+    weight = WEIGHTS[-best]
+    margin = paired_margin(results[-best][1] - reached, attainable, judge.weights)
+    used = quality - before > margin / 2
+    effect = {"metric": metric, "gain": round(quality - before, 2), "margin": round(margin, 2)}
+    job = job.with_text_weight({"weight": weight if used else None, **effect})
+    return job, with_label_texts(described, job, weight) if used else plain
 
 
 def with_described_curve(job: Job, known: Mask, judge: TrainingData, share: float) -> Job:
@@ -85,10 +81,9 @@ def with_described_curve(job: Job, known: Mask, judge: TrainingData, share: floa
     matching = Model.from_shards(
         job.manifest, job.transform, Parts(table), list(pack(blocks, n_columns, "float32"))
     )
-    truth = judge.Y[:, : job.problem.n_labels]
-    alone = fit_calibration(matching, judge.X, truth, share=share, weights=judge.weights)
-    label = np.full(len(_SCORES), kept[0])
-    z = calibration.logits(alone.probabilities(label, _SCORES))
+    Y = judge.Y[:, : job.problem.n_labels]
+    alone = fit_calibration(matching, judge.X, Y, share=share, weights=judge.weights)
+    z = calibration.logits(alone.probabilities(np.full(len(_SCORES), kept[0]), _SCORES))
     slope, intercept = np.polyfit(_SCORES, z, 1).tolist()
     curve = [max(slope, LEAST_SLOPE), intercept]
     found = calibration.with_curve(job.parts.labels.described, *curve)

@@ -288,8 +288,7 @@ def fit(
     """Train a model in memory; parameters as for `train`.
 
     `costs` are factors of the losses of each label's positive and negative rows. The last
-    `n_described` rows are among the `label_texts`. On a cluster, the model is trained in a
-    temporary directory and memory-mapped from there.
+    `n_described` rows are `label_texts`. On a cluster, the model is mapped from a temporary folder.
     """
     options = TrainOptions(
         params or TrainingParams(),
