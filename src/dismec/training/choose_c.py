@@ -68,8 +68,7 @@ class ChoiceOfC(NamedTuple):
         if known:
             return known
         store.record(job)
-        how, part = job.manifest.params["C_auto"], share_of(progress, 0, share, n_labels)
-        trials = Trials.prepare(job, self.validation, store, part, how)
+        trials = Trials.prepare(job, self.validation, store, share_of(progress, 0, share, n_labels))
         if job.params.best:
             trials = _with_best_values(trials)
             job = trials.job
@@ -102,8 +101,7 @@ class ChoiceOfScale(NamedTuple):
             return known
         store.record(job)
         C = START if job.params.chooses_C else float(job.params.C)
-        how = job.manifest.params["dense_scale_auto"]
-        trials = Trials.prepare(job, self.validation, store, None, how)
+        trials = Trials.prepare(job, self.validation, store, None)
         table: list[dict[str, float]] = []
 
         def quality_at(scale: float) -> float:
@@ -197,7 +195,7 @@ class Trials:
 
     data: TrainingData
     judge: TrainingData
-    job: Job  # its manifest states how C will be chosen
+    job: Job
     store: Store
     progress: Progress | None
     metric: str  # to judge by
@@ -205,17 +203,12 @@ class Trials:
 
     @classmethod
     def prepare(
-        cls,
-        job: Job,
-        validation: Validation,
-        store: Store,
-        progress: Progress | None,
-        how: Mapping[str, Any],
+        cls, job: Job, validation: Validation, store: Store, progress: Progress | None
     ) -> Trials:
         """Split the rows, and draw a sample of the rows to train on and of the labels."""
         data, judge = validation.split(job)
         data = few_rows(data.undescribed)
-        every = sample_of(job)
+        every, how = sample_of(job), _judged(job)
         if every > 1:
             some = sampled(data.Y, job.parts.labels.counts, every)[0]
             data, judge = replace(data, Y=some), replace(judge, Y=only_labels(judge.Y, some))

@@ -161,7 +161,7 @@ def _trial(
     job = Job.prepare(replace(few_rows(data), hashed=_UNHASHED), options)
     validation = Validation.prepare(job, options.validation, _UNHASHED)
     job, store = ChoiceOfC(validation).stated(job), Store(None, Executor(threads), None, None)
-    trials = Trials.prepare(job, validation, store, None, job.manifest.params["C_auto"])
+    trials = Trials.prepare(job, validation, store, None)
     C = C or peak(trials.quality_at)
     trials.quality_at(C)
     return trials, trials.found[C, job.params.positive_weight], C
