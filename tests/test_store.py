@@ -100,7 +100,9 @@ def test_a_model_round_trips_through_its_directory(trained):
 
 def test_files_are_read_by_the_safetensors_library(trained):
     arrays = load_file(trained / SHARDS[0])
-    assert set(arrays) == {f.name for f in fields(Shard)}
+    every = {f.name for f in fields(Shard)}
+    of_ceilings = {name for name in every if name.startswith("ceiling")} | {"slopes"}
+    assert set(arrays) == every - of_ceilings  # which only large shards have
     np.testing.assert_array_equal(arrays["labels"], np.arange(38))
     assert arrays["weights"].dtype == np.float16
 

@@ -67,11 +67,11 @@ class Reading:
 
         The model's weight column is only used if `trains` is set.
         """
-        from dismec.data.text_format import TextFormat
+        from dismec.data.text_format import format_of_model
 
         weighted = trains and self.weights is None
         given: dict[str, Any] = self.columns
-        return TextFormat.of_model(model.manifest.columns, data.kind, weighted=weighted, **given)
+        return format_of_model(model.manifest.columns, data.kind, weighted=weighted, **given)
 
     @property
     def row_weights(self) -> RowWeights | None:

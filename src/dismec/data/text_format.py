@@ -89,30 +89,6 @@ class TextFormat:
         """The entries that a model keeps: all that were given, except for `id_column`."""
         return {key: value for key, value in asdict(self).items() if value and key != "id_column"}
 
-    @classmethod
-    def of_model(
-        cls,
-        columns: Mapping[str, Any] | None,
-        kind: Kind,
-        *,
-        weighted: bool = False,
-        **given: str | None,
-    ) -> TextFormat:
-        """Combine the format that a model keeps, `columns`, with entries that are `given`.
-
-        Entries of the model that do not apply to this kind of file are left out. `weighted` says
-        whether the model's column of weights is used, as for training.
-        """
-        known = set() if kind in WITHOUT_COLUMNS else {field.name for field in fields(cls)}
-        if not weighted:
-            known.discard("weight_column")
-        kept = {
-            key: value
-            for key, value in (columns or {}).items()
-            if key in known and isinstance(value, str) and value
-        }
-        return cls(**kept | given)
-
     @property
     def text_keys(self) -> list[str]:
         """Names of the columns that make up the text."""
@@ -122,6 +98,25 @@ class TextFormat:
     def label_key(self) -> str:
         """Name of the label column."""
         return self.label_column or "labels"
+
+
+def format_of_model(
+    columns: Mapping[str, Any] | None, kind: Kind, *, weighted: bool = False, **given: str | None
+) -> TextFormat:
+    """Combine the format that a model keeps, `columns`, with entries that are `given`.
+
+    Entries of the model that do not apply to this kind of file are left out. `weighted` says
+    whether the model's column of weights is used, as for training.
+    """
+    known = set() if kind in WITHOUT_COLUMNS else {field.name for field in fields(TextFormat)}
+    if not weighted:
+        known.discard("weight_column")
+    kept = {
+        key: value
+        for key, value in (columns or {}).items()
+        if key in known and isinstance(value, str) and value
+    }
+    return TextFormat(**kept | given)
 
 
 def checked_names(labels: Iterable[Any]) -> list[str]:

@@ -14,7 +14,7 @@ from dismec.data.dataset import Dataset
 from dismec.data.formats import detect
 from dismec.data.matrices import indicator_of
 from dismec.data.mixed import no_features, stacked
-from dismec.data.text_format import TextFormat
+from dismec.data.text_format import TextFormat, format_of_model
 from dismec.data.weights import RowWeights
 from dismec.errors import DataError, located
 from dismec.features.encoder import Encoder
@@ -40,10 +40,10 @@ def text_dataset(
     """
     vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
-        fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
+        fmt = fmt or format_of_model(model.manifest.columns, "CSV")
     else:
         source = detect(source)
-        fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
+        fmt = fmt or format_of_model(model.manifest.columns, source.kind)
     return weighted_rows(Texts.of(source, fmt), vocabulary, model.label_numbers, threads=threads)
 
 
