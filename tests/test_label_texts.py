@@ -19,6 +19,7 @@ from dismec import (
     merge_models,
     open_model,
     train_text,
+    update_labels,
 )
 from dismec.features import label_texts as module
 from dismec.features.label_texts import ALONE, label_texts, matches, own_text
@@ -311,6 +312,11 @@ def test_rows_replace_the_text_of_a_label(model):
     assert not after.without_rows[label]
     assert after.label_counts[label] == 6
     assert after.without_rows[numbers(after, "notes")[0]]
+    assert after.explain(["lava"], label).own_text is None
+    (trained,) = numbers(after, TOPICS[0])
+    assert after.explain(["an applemill"], trained).own_text > 0
+    updated = update_labels(model, before.vocabulary.rows(rows), Y, [TOPICS[0]], names)
+    assert updated.explain(["an applemill"], trained).own_text is None
 
 
 def test_described_labels_survive_subsets_and_merging(model, tmp_path):
