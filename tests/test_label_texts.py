@@ -130,6 +130,31 @@ def test_invalid_files_are_refused_in_one_line(tmp_path, content, reason):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({" ": "a"}, "label_texts: a label has an empty name"),
+        ({"a\ud800": "a"}, "half of a surrogate pair"),
+        ({"a": "b", " a": "c"}, "label_texts: expected one text for label 'a'"),
+        ({1: "b", "1": "c"}, "expected one text for label '1'"),
+        ({"a": None}, "expected one text for label 'a'"),
+        ({"a": ["b", "c"]}, "expected one text for label 'a'"),
+    ],
+)
+def test_invalid_texts_are_refused_in_one_line(texts, reason):
+    with pytest.raises(DataError, match=reason) as error:
+        label_texts(texts)
+    assert "\n" not in str(error.value)
+
+
+def test_white_space_around_the_name_of_a_label_does_not_count(data, tmp_path):
+    given = {f" {TOPICS[0]} ": "an apple"}
+    model = train_text(data, tmp_path / "model", PARAMS, label_texts=given)
+    assert sorted(model.names) == sorted(TOPICS)
+    with pytest.raises(DataError, match="no label is new"):
+        describe_labels(tmp_path / "model", given)
+
+
 # Matches
 
 
