@@ -19,6 +19,7 @@ from dismec import (
     merge_models,
     open_model,
     train_text,
+    update_labels,
 )
 from dismec.features import label_texts as module
 from dismec.features.label_texts import ALONE, label_texts, matches, own_text
@@ -127,6 +128,31 @@ def test_invalid_files_are_refused_in_one_line(tmp_path, content, reason):
     with pytest.raises(DataError, match=reason) as error:
         label_texts(file)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ({" ": "a"}, "label_texts: a label has an empty name"),
+        ({"a\ud800": "a"}, "half of a surrogate pair"),
+        ({"a": "b", " a": "c"}, "label_texts: expected one text for label 'a'"),
+        ({1: "b", "1": "c"}, "expected one text for label '1'"),
+        ({"a": None}, "expected one text for label 'a'"),
+        ({"a": ["b", "c"]}, "expected one text for label 'a'"),
+    ],
+)
+def test_invalid_texts_are_refused_in_one_line(texts, reason):
+    with pytest.raises(DataError, match=reason) as error:
+        label_texts(texts)
+    assert "\n" not in str(error.value)
+
+
+def test_white_space_around_the_name_of_a_label_does_not_count(data, tmp_path):
+    given = {f" {TOPICS[0]} ": "an apple"}
+    model = train_text(data, tmp_path / "model", PARAMS, label_texts=given)
+    assert sorted(model.names) == sorted(TOPICS)
+    with pytest.raises(DataError, match="no label is new"):
+        describe_labels(tmp_path / "model", given)
 
 
 # Matches
@@ -311,6 +337,11 @@ def test_rows_replace_the_text_of_a_label(model):
     assert not after.without_rows[label]
     assert after.label_counts[label] == 6
     assert after.without_rows[numbers(after, "notes")[0]]
+    assert after.explain(["lava"], label).own_text is None
+    (trained,) = numbers(after, TOPICS[0])
+    assert after.explain(["an applemill"], trained).own_text > 0
+    updated = update_labels(model, before.vocabulary.rows(rows), Y, [TOPICS[0]], names)
+    assert updated.explain(["an applemill"], trained).own_text is None
 
 
 def test_described_labels_survive_subsets_and_merging(model, tmp_path):

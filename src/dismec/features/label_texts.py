@@ -26,7 +26,7 @@ from dismec.data.matrices import csr_on, plus
 from dismec.data.mixed import MixedRows, mixed_rows, sparse_part
 from dismec.data.text_format import RefusedError, TextFormat, TextRow, checked_names, quoted
 from dismec.data.text_readers import RowReader, file_rows
-from dismec.errors import DataError
+from dismec.errors import DataError, located
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 
 # What a caller may pass: texts by label, the path of a file, or True for the labels' own names.
@@ -50,9 +50,16 @@ def label_texts(source: LabelTextsLike) -> dict[str, str]:
     """
     if isinstance(source, bool):
         return {}
+    found = dict[str, str]()
     if isinstance(source, Mapping):
-        return {str(label): str(text) for label, text in source.items()}
-    lines, found = Path(source).suffix.lower() == ".txt", dict[str, str]()
+        for key, text in source.items():
+            with located("label_texts", DataError, RefusedError):
+                (label,) = checked_names([str(key)])
+                if not isinstance(text, str) or label in found:
+                    raise RefusedError(f"expected one text for label {label!r}")
+            found[label] = text
+        return found
+    lines = Path(source).suffix.lower() == ".txt"
     with DataFile(source, "plain text") if lines else detect(source) as data, data.open() as file:
         for row in file_rows(data, file, _Reader(data.kind)):
             label = row.text if lines else row.labels[0]

@@ -532,7 +532,8 @@ class Model:
         if self.calibration is not None:
             z = rankings.by_logit.explain(rows, label)[2]
             probability = float(self.calibration.of_logits(z))
-        share = partial(self._share_of_text, label) if self._parts.labels.texts else None
+        texts = self._parts.labels.texts
+        share = partial(self._share_of_text, label) if texts and texts[label] else None
         return explain(rankings.by_score, rows, label, probability, self.names, terms, share)
 
     def _share_of_text(self, label: int, row: Rows) -> float:

@@ -49,7 +49,7 @@ class LabelTable:
         described[: len(self.counts)] = self.only_described
         described[labels] = texts is not None
         found[: len(self.counts)] = self.texts or found[: len(self.counts)]
-        for label, text in zip(labels.tolist(), texts or (), strict=False):
+        for label, text in zip(labels.tolist(), texts or [""] * len(labels), strict=True):
             found[label] = text
         return replace(self, texts=found, described=described)
 
