@@ -49,6 +49,7 @@ def fit_calibration(
     share: float = 1.0,
     weights: RowWeights | None = None,
     threads: int | None = None,
+    by_count: bool = True,
 ) -> Calibration:
     """Fit the calibration of a model on rows that it was not trained on.
 
@@ -65,7 +66,7 @@ def fit_calibration(
     an answer, a thousand for a good one. `counts` are the training rows of each label of the model
     that the calibration is for, by default of `model`. `share` is the share of all labels that
     `model` has; proportionally fewer labels per row are examined. A row of weight 2 counts like two
-    rows.
+    rows. Without `by_count`, all labels share one curve, whatever their numbers of rows.
 
     Raises `DataError` if X and Y do not fit the model or each other, or there are no rows.
     """
@@ -95,7 +96,7 @@ def fit_calibration(
     s = np.clip(scores[filled].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
-    c = np.log1p(model.label_counts[first])
+    c = np.log1p(model.label_counts[first]) * by_count
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
     curve = _regress(terms[:, fitted], y[fitted], v[fitted], _CURVE_MEAN, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
@@ -114,7 +115,7 @@ def fit_calibration(
     np.add.at(n_true, first[truth.indices], pair_weights)
     thresholds, general = _macro_thresholds(first[label], p, y > 0, v, n_true, least)
     if counts is not None:
-        slopes, intercepts = shared_curve(curve, np.log1p(counts[first]))
+        slopes, intercepts = shared_curve(curve, np.log1p(counts[first]) * by_count)
     return Calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),

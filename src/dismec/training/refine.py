@@ -279,6 +279,7 @@ class _Steps:
                     share=share,
                     weights=new.weights,
                     threads=threads,
+                    by_count=job.text_weight is None,
                 )
                 parts = replace(model.parts, calibration=curves[name])
                 model = Model.from_shards(model.manifest, model.transform, parts, model.shards)
