@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from unittest import mock
 
@@ -153,6 +154,16 @@ def test_white_space_around_the_name_of_a_label_does_not_count(data, tmp_path):
     assert sorted(model.names) == sorted(TOPICS)
     with pytest.raises(DataError, match="no label is new"):
         describe_labels(tmp_path / "model", given)
+
+
+def test_lines_of_labels_are_in_a_text_file(tmp_path):
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(b"cast_iron\nsoups\n"))
+    assert label_texts(packed) == {"cast_iron": "cast iron", "soups": "soups"}
+    other = tmp_path / "labels"
+    other.write_text("soups\nstews\n")
+    with pytest.raises(DataError, match=r"labels: expected JSON lines .* need \.txt$"):
+        label_texts(other)
 
 
 # Matches

@@ -59,8 +59,10 @@ def label_texts(source: LabelTextsLike) -> dict[str, str]:
                     raise RefusedError(f"expected one text for label {label!r}")
             found[label] = text
         return found
-    lines = Path(source).suffix.lower() == ".txt"
+    lines = Path(source).name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".txt")
     with DataFile(source, "plain text") if lines else detect(source) as data, data.open() as file:
+        if not lines and data.kind == "plain text":
+            raise DataError(f"{data}: expected JSON lines or a table; lines of labels need .txt")
         for row in file_rows(data, file, _Reader(data.kind)):
             label = row.text if lines else row.labels[0]
             if label in found:
