@@ -271,6 +271,8 @@ def test_other_texts_are_another_training(data, tmp_path):
         train_text(data, tmp_path / "model", PARAMS, label_texts=NEW)
     with pytest.raises(ModelError, match="different model"):
         train_text(data, tmp_path / "model", PARAMS, label_texts={"volcanoes": "lava"})
+    with pytest.raises(ModelError, match=r"different model \(other label_texts\)"):
+        train_text(data, tmp_path / "model", PARAMS, label_texts=NEW | {"notes": "lava"})
 
 
 @pytest.mark.parametrize("more", [{"C": "auto"}, {"refine": True}, {"calibrate": False}])
