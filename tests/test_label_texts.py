@@ -371,6 +371,25 @@ def test_described_labels_survive_subsets_and_merging(model, tmp_path):
     assert merged.explain(["lava"], label).own_text > 0
 
 
+def test_texts_that_a_merged_model_has_no_weight_for_are_not_explained(data, tmp_path):
+    rows = read(data)
+    parts = []
+    for part, texts in enumerate((None, NEW)):
+        file = tmp_path / f"{part}.jsonl"
+        some = [
+            row | {"labels": [name for name in row["labels"] if name in TOPICS[part::2]]}
+            for row in rows
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in some))
+        parts.append(train_text(file, tmp_path / f"m{part}", PARAMS, label_texts=texts))
+    assert parts[1].params["label_texts_effect"]["weight"]
+    for models, known in ((parts, False), (parts[::-1], True)):
+        merged = merge_models(models)
+        label, alone = numbers(merged, TOPICS[1], "volcanoes")
+        assert bool(merged.explain([f"a {TOPICS[1]}"], label).own_text) == known
+        assert merged.explain(["lava"], alone).own_text > 0
+
+
 @pytest.mark.parametrize("texts", [{TOPICS[0]: "an applemill"}, {"strange": "unheard words only"}])
 def test_nothing_to_describe_is_an_error(model, texts):
     before = weight_files(model)
