@@ -323,6 +323,14 @@ def test_explanations_say_what_the_text_adds(trained):
     assert alone.own_text == pytest.approx(sum(term.contribution for term in alone.terms), 1e-5)
 
 
+def test_explanations_leave_out_what_pruning_dropped(trained):
+    whole = open_model(trained)
+    (label,) = numbers(whole, "volcanoes")
+    for delta in (0.1, 0.3, 0.5, 10):
+        found = whole.pruned(delta).explain(["lava of a volcano"], label)
+        assert found.own_text == pytest.approx(sum(t.contribution for t in found.terms), 1e-5)
+
+
 # Labels that are described later
 
 

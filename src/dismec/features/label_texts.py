@@ -229,7 +229,8 @@ def share_of_text(
     vocabulary: Vocabulary,
     idf: npt.NDArray[np.float32] | None,
     text: str,
-    row: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    features: npt.NDArray[Any],
+    values: npt.NDArray[Any],
     weight: float,
     count: int,
 ) -> float:
@@ -237,7 +238,6 @@ def share_of_text(
 
     `weight` is w, and `count` the number of training rows of the label.
     """
-    features, values = row
     own = features < len(vocabulary.terms)
     match: Any = matches(vocabulary, idf, [text], features[own])[:, features[own]]
     found: float = (match @ values[own])[0]
