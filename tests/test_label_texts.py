@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from unittest import mock
 
@@ -155,6 +156,16 @@ def test_white_space_around_the_name_of_a_label_does_not_count(data, tmp_path):
         describe_labels(tmp_path / "model", given)
 
 
+def test_lines_of_labels_are_in_a_text_file(tmp_path):
+    packed = tmp_path / "a.txt.gz"
+    packed.write_bytes(gzip.compress(b"cast_iron\nsoups\n"))
+    assert label_texts(packed) == {"cast_iron": "cast iron", "soups": "soups"}
+    other = tmp_path / "labels"
+    other.write_text("soups\nstews\n")
+    with pytest.raises(DataError, match=r"labels: expected JSON lines .* need \.txt$"):
+        label_texts(other)
+
+
 # Matches
 
 
@@ -260,6 +271,8 @@ def test_other_texts_are_another_training(data, tmp_path):
         train_text(data, tmp_path / "model", PARAMS, label_texts=NEW)
     with pytest.raises(ModelError, match="different model"):
         train_text(data, tmp_path / "model", PARAMS, label_texts={"volcanoes": "lava"})
+    with pytest.raises(ModelError, match=r"different model \(other label_texts\)"):
+        train_text(data, tmp_path / "model", PARAMS, label_texts=NEW | {"notes": "lava"})
 
 
 @pytest.mark.parametrize("more", [{"C": "auto"}, {"refine": True}, {"calibrate": False}])
@@ -310,6 +323,14 @@ def test_explanations_say_what_the_text_adds(trained):
     assert alone.own_text == pytest.approx(sum(term.contribution for term in alone.terms), 1e-5)
 
 
+def test_explanations_leave_out_what_pruning_dropped(trained):
+    whole = open_model(trained)
+    (label,) = numbers(whole, "volcanoes")
+    for delta in (0.1, 0.3, 0.5, 10):
+        found = whole.pruned(delta).explain(["lava of a volcano"], label)
+        assert found.own_text == pytest.approx(sum(t.contribution for t in found.terms), 1e-5)
+
+
 # Labels that are described later
 
 
@@ -356,6 +377,25 @@ def test_described_labels_survive_subsets_and_merging(model, tmp_path):
     (label,) = numbers(merged, "volcanoes")
     assert (merged.weights[[label]] != opened.weights[numbers(opened, "volcanoes")]).nnz == 0
     assert merged.explain(["lava"], label).own_text > 0
+
+
+def test_texts_that_a_merged_model_has_no_weight_for_are_not_explained(data, tmp_path):
+    rows = read(data)
+    parts = []
+    for part, texts in enumerate((None, NEW)):
+        file = tmp_path / f"{part}.jsonl"
+        some = [
+            row | {"labels": [name for name in row["labels"] if name in TOPICS[part::2]]}
+            for row in rows
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in some))
+        parts.append(train_text(file, tmp_path / f"m{part}", PARAMS, label_texts=texts))
+    assert parts[1].params["label_texts_effect"]["weight"]
+    for models, known in ((parts, False), (parts[::-1], True)):
+        merged = merge_models(models)
+        label, alone = numbers(merged, TOPICS[1], "volcanoes")
+        assert bool(merged.explain([f"a {TOPICS[1]}"], label).own_text) == known
+        assert merged.explain(["lava"], alone).own_text > 0
 
 
 @pytest.mark.parametrize("texts", [{TOPICS[0]: "an applemill"}, {"strange": "unheard words only"}])

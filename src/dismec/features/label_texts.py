@@ -59,8 +59,10 @@ def label_texts(source: LabelTextsLike) -> dict[str, str]:
                     raise RefusedError(f"expected one text for label {label!r}")
             found[label] = text
         return found
-    lines = Path(source).suffix.lower() == ".txt"
+    lines = Path(source).name.lower().removesuffix(".gz").removesuffix(".zst").endswith(".txt")
     with DataFile(source, "plain text") if lines else detect(source) as data, data.open() as file:
+        if not lines and data.kind == "plain text":
+            raise DataError(f"{data}: expected JSON lines or a table; lines of labels need .txt")
         for row in file_rows(data, file, _Reader(data.kind)):
             label = row.text if lines else row.labels[0]
             if label in found:
@@ -227,7 +229,8 @@ def share_of_text(
     vocabulary: Vocabulary,
     idf: npt.NDArray[np.float32] | None,
     text: str,
-    row: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    features: npt.NDArray[Any],
+    values: npt.NDArray[Any],
     weight: float,
     count: int,
 ) -> float:
@@ -235,7 +238,6 @@ def share_of_text(
 
     `weight` is w, and `count` the number of training rows of the label.
     """
-    features, values = row
     own = features < len(vocabulary.terms)
     match: Any = matches(vocabulary, idf, [text], features[own])[:, features[own]]
     found: float = (match @ values[own])[0]

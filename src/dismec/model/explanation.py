@@ -108,11 +108,11 @@ def explain(
     probability: float | None,
     names: Sequence[str] | None,
     terms: Sequence[str] | None,
-    share_of_text: Callable[[Rows], float] | None = None,
+    share_of_text: Callable[[npt.NDArray[Any], npt.NDArray[Any]], float] | None = None,
 ) -> Explanation:
     """Explain a score, as in `Model.explain`; `names` are those of the labels.
 
-    `share_of_text` returns what the text of the label adds to the score of a transformed row.
+    `share_of_text` returns what the text of the label adds to a score, given features and values.
     """
     transform = ranking.transform
     if terms is not None and len(terms) != transform.n_features:
@@ -137,7 +137,7 @@ def explain(
         [term for term in found if term.feature < transform.n_features],
         reasons,
         embedding,
-        share_of_text and share_of_text(row),
+        share_of_text and share_of_text(row.indices[weights != 0], row.data[weights != 0]),
     )
 
 

@@ -17,7 +17,6 @@ import scipy.sparse as sp
 from dismec.cpu import available_memory
 from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.files import WatchedFiles
-from dismec.data.matrices import Rows
 from dismec.data.targets import matrix_of_labels, propensities
 from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.data.weights import check_row_weights
@@ -533,18 +532,17 @@ class Model:
             z = rankings.by_logit.explain(rows, label)[2]
             probability = float(self.calibration.of_logits(z))
         texts = self._parts.labels.texts
-        share = partial(self._share_of_text, label) if texts and texts[label] else None
+        text = texts[label] if texts else None
+        share = partial(self._share_of_text, label, text) if text else None
         return explain(rankings.by_score, rows, label, probability, self.names, terms, share)
 
-    def _share_of_text(self, label: int, row: Rows) -> float:
-        """Return what the text that describes a label adds to the score of a transformed row."""
-        table, weight = self._parts.labels, ALONE
+    def _share_of_text(self, label: int, text: str, features: Any, values: Any) -> float:
+        """Return what the text of a label adds to a score, given features and their values."""
         assert self.vocabulary is not None
-        if not self.without_rows[label]:
-            weight = self.params.get("label_texts_effect", {}).get("weight") or 0.0
-        text, entries = (table.texts or ())[label], (row.indices, row.data)
+        effect = self.params.get("label_texts_effect", {})
+        weight = ALONE if self.without_rows[label] else effect.get("weight") or 0.0
         idf, count = self.transform.idf, int(self.label_counts[label])
-        return share_of_text(self.vocabulary, idf, text, entries, weight, count)
+        return share_of_text(self.vocabulary, idf, text, features, values, weight, count)
 
     def place(self, X: RowsLike, label: int) -> int:
         """Find the place of a label in the ranking of all labels for one row.

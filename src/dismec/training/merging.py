@@ -183,8 +183,12 @@ def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     tables = [part.labels for part in pieces]
     texts = described = None
     if any(table.texts is not None for table in tables):
-        texts = list(chain.from_iterable(t.texts or [""] * len(t.counts) for t in tables))
         described = np.concatenate([table.only_described for table in tables])
+        # Explanations use the first model's weight of matches.
+        effects = [model.params.get("label_texts_effect", {}).get("weight") for model in models]
+        kept_texts = np.repeat([e == effects[0] for e in effects], [*map(len, kept)]) | described
+        listed = chain.from_iterable(t.texts or [""] * len(t.counts) for t in tables)
+        texts = [text if known else "" for text, known in zip(listed, kept_texts, strict=True)]
     table = LabelTable(counts, names, first.transform.idf, texts, described)
     parts = Parts(table, first.vocabulary, calibration)
     manifest = _manifest([m.manifest for m in models], offsets, calibration is not None)

@@ -222,11 +222,10 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     """Describe the differences between two training runs."""
     found = ["other data"] if earlier.data != now.data else []
     before, after = _requested(earlier), _requested(now)
-    found += [
-        f"{key} {_readable(key, before.get(key))} instead of {_readable(key, after.get(key))}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    ]
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            had, has = (_readable(key, params.get(key)) for params in (before, after))
+            found.append(f"other {key}" if had == has else f"{key} {had} instead of {has}")
     if earlier.text != now.text:
         found.append("other text settings")
     if (earlier.encoder or {}).get("sha256") != (now.encoder or {}).get("sha256"):
