@@ -104,7 +104,7 @@ def _learned(job: Job, model: Model, judge: TrainingData, threads: int) -> Job:
             share=share,
             weights=judge.weights,
             threads=threads,
-            by_count=job.text_weight is None,  # see docs/howto/label-texts.md
+            by_count=job.text_weight is None,
         )
         job = job.with_calibration(curves.taken_from(job.equal_labels.groups))
         if job.matches is not None:

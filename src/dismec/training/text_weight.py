@@ -71,8 +71,7 @@ def with_described_curve(job: Job, known: Mask, judge: TrainingData, share: floa
     that are only matches.
     """
     calibration = job.parts.calibration
-    assert job.matches is not None
-    assert calibration is not None
+    assert job.matches is not None and calibration is not None  # noqa: PT018
     counts, kept = known.astype(np.int64), np.flatnonzero(known)
     n_columns = job.transform.n_columns
     weights = added_weights(job.matches, counts, 0.0, known, job.transform.bias, n_columns)

@@ -108,10 +108,8 @@ def texts_read(
             pairs = pairs_at(pairs, None if keep is None else np.flatnonzero(keep))
         if pairs is not None:
             cast(Any, pairs).resize(rows.Y.shape)
-        n_described = len(described.texts) if described else 0
-        return TrainingData(
-            with_dense(rows.X, dense), rows.Y, found, pairs, names, n_described=n_described
-        )
+        n = len(described.texts) if described else 0
+        return TrainingData(with_dense(rows.X, dense), rows.Y, found, pairs, names, n_described=n)
 
     if directory is None or vocabulary is None:
         yield completed(*weighted_rows(texts, vocabulary, numbers, threads=threads)), options
@@ -135,7 +133,7 @@ def texts_read(
 def _with_described(
     texts: Texts, vocabulary: Vocabulary, of_labels: Mapping[str, str], seen: Set[str]
 ) -> tuple[Texts, TextBatch]:
-    """Return the texts followed by those of the labels that they have, and the batch of these."""
+    """Return the texts followed by those of the labels that they have, and the latter."""
     names = [name for name in of_labels if name in seen]
     known = np.diff(vocabulary.counts([of_labels[name] for name in names]).indptr) > 0
     names = list(compress(names, known))
