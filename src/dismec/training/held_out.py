@@ -107,7 +107,7 @@ def _learned(job: Job, model: Model, judge: TrainingData, threads: int) -> Job:
             by_count=job.text_weight is None,
         )
         job = job.with_calibration(curves.taken_from(job.equal_labels.groups))
-        if job.matches is not None:
+        if job.matches is not None and job.text_weight is None:
             job = with_described_curve(job, model.label_counts > 0, judge, share)
     return job
 

@@ -111,7 +111,7 @@ class _Steps:
         if trial.calibration is not None:
             groups = job.equal_labels.groups
             job = job.with_calibration(trial.calibration.taken_from(groups))
-            if job.matches is not None:
+            if job.matches is not None and job.text_weight is None:
                 job = self._with_described_curve(job)
         if not trial.helps:
             _log.warning(
