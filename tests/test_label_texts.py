@@ -415,7 +415,7 @@ def test_commands_describe_predict_and_explain(data, tmp_path):
     model = tmp_path / "model"
     ok("train", data, "-o", model, "--label-texts", texts, "--calibrate", "--quiet")
     out = tmp_path / "out.jsonl"
-    ok("predict", model, "--text", "lava", "-k", "99", "-o", out)
+    ok("predict", model, "--text", "a volcano and its lava", "-k", "99", "-o", out)
     found = json.loads(out.read_text())
     assert "volcanoes" in found["labels"][:5]
     assert sorted(found["without_rows"]) == sorted(NEW)

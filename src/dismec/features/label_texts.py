@@ -36,7 +36,7 @@ COLUMNS = ("label", "name", "description", "synonyms")
 _FORM = 0.7  # weight of another form of a word
 _STEM, _ENDING = 4, 3  # forms share this many characters or more, and add at most so many
 _DECLINE = 0.3
-ALONE = 0.65  # w of labels without training rows
+ALONE = 0.6  # w of labels without training rows
 _SEPARATORS = re.compile(r"[_/.:+-]+")
 
 
